@@ -5,9 +5,9 @@ import os
 import sys
 from pathlib import Path
 
-from spotwise.mesh.control_access import ControlAccess
-from spotwise.mesh.grpc_control import is_serving
-from spotwise.mesh.plane_tls import PlaneTls
+from spotwise.mesh.grpc.control_access import ControlAccess
+from spotwise.mesh.grpc.control import is_serving
+from spotwise.mesh.grpc.plane_tls import PlaneTls
 
 if __name__ == "__main__":
     folder = os.environ.get("SPOTWISE_TLS_DIR")

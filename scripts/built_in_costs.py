@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from spotwise.core.cost_model import PiecewiseLinear
+from spotwise.core.costs.cost_model import PiecewiseLinear
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import A100, H100, DecodeModel, fit, fit_as_published, rows_of
 from spotwise.simulator.costs.profiles import read_profile

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Draws the states of a request in docs/request-life.md, from the transition table in core/request.py.
+"""Draws the states of a request in docs/request-life.md, from the transition table in core/requests/request.py.
 
 .venv/bin/python scripts/request_life.py           write the diagram
 .venv/bin/python scripts/request_life.py --check   exit status 1 where the page shows another one
@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spotwise.core.request import TRANSITIONS, RequestEvent, RequestState, is_terminal
+from spotwise.core.requests.request import TRANSITIONS, RequestEvent, RequestState, is_terminal
 
 PAGE = Path(__file__).parent.parent / "docs" / "request-life.md"
 BEGIN, END = "<!-- diagram -->\n", "<!-- end of diagram -->\n"

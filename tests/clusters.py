@@ -10,9 +10,16 @@ from typing import Any
 
 import redis
 
-from spotwise.mesh.child_process import ChildProcess, start_child
-from spotwise.mesh.embedded import LOOPBACK, EmbeddedServer, free_port, nats_cluster, redis_answers, redis_server
-from spotwise.mesh.nats_bus import NatsBus
+from spotwise.mesh.embedded.servers import (
+    LOOPBACK,
+    EmbeddedServer,
+    free_port,
+    nats_cluster,
+    redis_answers,
+    redis_server,
+)
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.process.child_process import ChildProcess, start_child
 
 _PATIENCE_S = 30.0
 _PASSWORD = "hush"

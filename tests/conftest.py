@@ -25,7 +25,7 @@ from docker.errors import DockerException, ImageNotFound
 from hypothesis import settings
 from testcontainers.core.container import DockerContainer
 
-from spotwise.mesh.embedded import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
+from spotwise.mesh.embedded.servers import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
 from tests.example_budget import BUDGET_S, limit_examples
 
 pytest.register_assert_rewrite("tests.contracts")

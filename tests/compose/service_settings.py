@@ -8,7 +8,7 @@ from pydantic.fields import FieldInfo
 
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import pytest
 
-from spotwise.mesh.ports import (
+from spotwise.mesh.ports.ports import (
     BusMessage,
     MeshError,
     MessageBus,

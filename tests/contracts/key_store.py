@@ -6,8 +6,8 @@ from dataclasses import replace
 
 from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret
 from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, KeyReport, Settlement
-from spotwise.mesh.key_ports import KeyRing, KeyStore
-from spotwise.mesh.memory import FakeClock
+from spotwise.mesh.ports.keys import KeyRing, KeyStore
+from tests.fakes.memory import FakeClock
 
 LIMITS = KeyLimits(requests_per_minute=60, tokens_per_minute=6000, tokens_per_day=100_000, max_streams=2)
 KEY = KeyRecord(

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff, KvSource, KvTarget
-from spotwise.mesh.kv_sections import WholeKv
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
+from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget, QueueLevel
+from spotwise.mesh.ports.kv_sections import WholeKv
+from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
 
 LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5, level=QueueLevel(3, 0.25))

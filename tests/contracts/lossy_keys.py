@@ -9,12 +9,12 @@ from enum import Enum, auto
 
 from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret
 from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimits, KeyReport
-from spotwise.gateway.auth import Caller
-from spotwise.gateway.quotas import COUNT_ALONE_S, Quotas, Reservation
-from spotwise.mesh.key_ports import KeyStore
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.memory_keys import MemoryKeys
-from spotwise.mesh.ports import MeshError
+from spotwise.gateway.access.auth import Caller
+from spotwise.gateway.access.quotas import COUNT_ALONE_S, Quotas, Reservation
+from spotwise.mesh.ports.keys import KeyStore
+from spotwise.mesh.ports.ports import MeshError
+from tests.fakes.memory import FakeClock
+from tests.fakes.memory_keys import MemoryKeys
 
 LIMITS = KeyLimits(tokens_per_day=10**9, max_streams=10**6)
 CALLER = Caller("acme", KeyRecord("acme", (KeySecret("a" * 64),), (KeyScope.GENERATE,), 0.0, None, LIMITS))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotwise.core.access.store_budget import RoomVerdict
 from spotwise.core.gateway.kept_request import (
     KeptAttempt,
     KeptEnding,
@@ -15,8 +16,7 @@ from spotwise.core.gateway.kept_request import (
     process_of,
     turn_of,
 )
-from spotwise.core.store_budget import RoomVerdict
-from spotwise.mesh.ports import MeshStore
+from spotwise.mesh.ports.ports import MeshStore
 from tests.contracts.store import RECORD
 
 FORM = KeptRequest(

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from spotwise.core.access.store_budget import RoomVerdict, StoreBudget, size_of
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import RoomVerdict, StoreBudget, size_of
-from spotwise.mesh.ports import MeshStore
+from spotwise.mesh.ports.ports import MeshStore
 
 RESPONSE = StoredResponse("resp_1", "acme", '{"id": "é"}'.encode(), b"[]")
 KEPT_S = 60.0

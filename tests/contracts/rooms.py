@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.core.access.store_budget import ENTRY_BYTES, PART_BYTES, Kind, RoomVerdict
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptTokens, NotSaved
-from spotwise.core.record import RequestRecord
-from spotwise.core.store_budget import ENTRY_BYTES, PART_BYTES, Kind, RoomVerdict
-from spotwise.mesh.ports import MeshStore, NoRoomError
+from spotwise.core.requests.record import RequestRecord
+from spotwise.mesh.ports.ports import MeshStore, NoRoomError
 from tests.contracts.requests import FORM, OWNER
 from tests.contracts.store import RECORD
 

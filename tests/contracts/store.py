@@ -6,18 +6,18 @@ import asyncio
 from dataclasses import replace
 
 from spotwise.core.fleet.kept import InstanceLeave, KeptFleet, KeptInstance, KeptLife, KeptPurchase
-from spotwise.core.fleet.market import Market
-from spotwise.core.fleet_messages import Purchase, PurchaseStatus
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.fleet import Purchase, PurchaseStatus
+from spotwise.core.messages.market import Market
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.core.messages.reshape import DeviceGroup
 from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
 from spotwise.core.planner.plan import Plan, PlannedDeployment, PlannedLeave, PlannedRequest, ReshapeStage
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.reshape_messages import DeviceGroup
-from spotwise.core.sampling import SamplingParams
-from spotwise.mesh.ports import MeshStore
-from spotwise.mesh.redis_ledgers import LEDGER_MAX_ENTRIES
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
+from spotwise.mesh.ports.ports import MeshStore
+from spotwise.mesh.redis.ledgers import LEDGER_MAX_ENTRIES
 
 RECORD = RequestRecord(
     choice_id="cmpl-1#0",

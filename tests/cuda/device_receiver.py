@@ -12,7 +12,7 @@ import torch
 import uvloop
 
 from spotwise.engine.device_kv import DeviceKv
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled
 

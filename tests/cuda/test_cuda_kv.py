@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.engine.device_kv import DeviceKv
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model

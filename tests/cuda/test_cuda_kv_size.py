@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from spotwise.core.kv_size import CUDA_SHARE
+from spotwise.core.kv.size import CUDA_SHARE
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv_size import AutoKvSize
 from spotwise.engine.loading import EngineConfig

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine.device_kv import DeviceKv
 from tests.cuda.on_device import GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model

@@ -12,8 +12,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.agreement import compare
 from spotwise.engine.engine import Engine

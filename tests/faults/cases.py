@@ -11,7 +11,7 @@ from typing import Any
 from openai import OpenAIError
 
 from spotwise.cli.launch.run_state import ServiceState
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 from tests.faults.report import CaseResult
 from tests.live.answers import Answer, ask
 from tests.live.mesh import LiveMesh, wait_for

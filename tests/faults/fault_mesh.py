@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.cli.launch.run_state import ServiceState
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
-from spotwise.core.cost_profile import CostProfile
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import wait_for

@@ -12,7 +12,7 @@ from enum import StrEnum
 import psutil
 
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 from tests.live.mesh import LiveMesh
 
 _LOOK_S = 0.005

@@ -10,8 +10,8 @@ from collections import Counter
 from collections.abc import AsyncIterator, Callable, Sequence
 
 from spotwise.cli.launch.mesh_servers import WORKER
-from spotwise.core.worker_messages import MoveRequest
-from spotwise.mesh.nats_bus import NatsBus
+from spotwise.core.messages.worker import MoveRequest
+from spotwise.mesh.nats.bus import NatsBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.permissions import Principal

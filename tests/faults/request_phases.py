@@ -8,10 +8,10 @@ from collections import Counter
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spotwise.core import messages as m
-from spotwise.core.members import Member
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Member
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import BusMessage
 from spotwise.wire.codec import MalformedMessageError, decode
 
 #: A submission that no order to a worker has followed for so long waits in the scheduler's queue.

@@ -16,7 +16,7 @@ from typing import Any
 
 import httpx
 
-from spotwise.core.sampling import counter_uniform
+from spotwise.core.requests.sampling import counter_uniform
 from tests.live.mesh import MODEL
 
 #: A client repeats what was refused or broke off, as OpenAI's does, until nothing has come for so long.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 from tests.faults.cases import (
     BODIES,
     Answers,

@@ -16,13 +16,13 @@ if use_compiled() is (os.environ.get(VARIABLE) == "0"):
 
 from dataclasses import replace
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import IterationCost, LinearIterationCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.members import Pool
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import IterationCost, LinearIterationCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.runs.metrics import RunMetrics
 from spotwise.simulator.runs.slo import AloneOn
 from spotwise.simulator.world.observation import Arrival

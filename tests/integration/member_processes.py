@@ -22,10 +22,10 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
-from spotwise.core.batching import Batch
-from spotwise.core.group_messages import GroupExchange
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.messages.groups import GroupExchange
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.worker.groups.exchange_choice import SharedMemory
 
 #: Seconds within which a member answers; loading compiles the kernels where nobody has.
@@ -132,7 +132,7 @@ class _Served:
 
     def listen(self) -> str:
         """Take connections of groups, in a thread of their own; return where."""
-        from spotwise.mesh.group_sockets import GroupSockets
+        from spotwise.mesh.links.group_sockets import GroupSockets
 
         if self._sockets is None:
             listening = threading.Event()
@@ -149,7 +149,7 @@ class _Served:
 
     def join_by_tcp(self, epoch: int, secret: str, addresses: tuple[str, ...], member: int, patience_s: float) -> None:
         from spotwise.engine.exchange import SocketExchange
-        from spotwise.mesh.group_sockets import GroupMeeting
+        from spotwise.mesh.links.group_sockets import GroupMeeting
 
         self.leave()
         exchange = self._exchange = SocketExchange(self._kernels(), member, len(addresses), patience_s)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from spotwise.core.members import Member, MemberState
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode
 

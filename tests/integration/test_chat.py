@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.mesh.embedded import free_port
+from spotwise.mesh.embedded.servers import free_port
 
 pytestmark = pytest.mark.mesh
 

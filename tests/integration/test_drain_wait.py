@@ -11,9 +11,9 @@ import pytest
 from spotwise.cli import drain
 from spotwise.cli.errors import CommandError
 from spotwise.cli.running_mesh import MeshAddresses
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 

@@ -17,9 +17,16 @@ import nats
 import pytest
 import redis
 
-from spotwise.mesh import embedded
-from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
-from spotwise.mesh.embedded import EmbeddedServer, EmbeddedServerError, free_port, nats_server, redis_server, running
+from spotwise.mesh.embedded import servers as embedded
+from spotwise.mesh.embedded.servers import (
+    EmbeddedServer,
+    EmbeddedServerError,
+    free_port,
+    nats_server,
+    redis_server,
+    running,
+)
+from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ADMIN, Principal
 from spotwise.wire.roles import MeshRole
@@ -31,7 +38,7 @@ OPERATOR = Principal(MeshRole.OPERATOR)
 PARENT = """
 import sys, time
 from pathlib import Path
-from spotwise.mesh.embedded import nats_server, redis_server
+from spotwise.mesh.embedded.servers import nats_server, redis_server
 folder = Path(sys.argv[1])
 children = [server(folder).start() for server in (nats_server, redis_server)]
 print(*[f"{child.identity.pid}:{child.identity.start_ticks}" for child in children], flush=True)

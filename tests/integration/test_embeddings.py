@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.engine.engine import Engine
 from tests.integration.test_architectures import MODELS, prompts, recording, tiny
 from tests.unit.engine.tiny_models import Driver, load_engine, record

@@ -13,8 +13,8 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.model_store import resolve_model
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, load_engine, record, save_model
 

@@ -10,18 +10,18 @@ from functools import partial
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.prefix_salt import prefix_salt
-from spotwise.core.record import KvTarget, RequestRecord
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.chunked_prefill import ALONE_TOKENS
-from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.loading import EngineConfig

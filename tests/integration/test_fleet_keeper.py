@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetOrder, FleetReported, InstanceRelease, Purchase
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.ports import BusMessage
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.worker import Drain
+from spotwise.mesh.ports.ports import BusMessage
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import PATIENCE_S

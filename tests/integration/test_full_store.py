@@ -13,9 +13,7 @@ import yaml  # type: ignore[import-untyped]
 from redis.exceptions import OutOfMemoryError
 
 from spotwise.core.access.quotas import Ask, KeyLimits, KeyReport
-from spotwise.core.gateway.kept_request import KeptEnding, KeptTokens, NotSaved, process_of
-from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import (
+from spotwise.core.access.store_budget import (
     ALLOCATED_PER_BYTE,
     DEFAULT_STORE_BYTES,
     HEADROOM_BYTES,
@@ -24,9 +22,11 @@ from spotwise.core.store_budget import (
     RoomVerdict,
     StoreBudget,
 )
+from spotwise.core.gateway.kept_request import KeptEnding, KeptTokens, NotSaved, process_of
+from spotwise.core.gateway.stored_response import StoredResponse
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.embedded import EmbeddedServer, redis_server, running
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.embedded.servers import EmbeddedServer, redis_server, running
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from tests.contracts.key_store import KEY
 from tests.contracts.requests import FORM, OWNER

@@ -16,10 +16,10 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import Pooling, SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.exchange import GroupBrokenError

@@ -8,10 +8,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.grpc_control import (
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.mesh.grpc.control import (
     ControlServer,
     EngineDescription,
     IterationTime,
@@ -21,7 +21,7 @@ from spotwise.mesh.grpc_control import (
     is_serving,
     recent_iterations,
 )
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
 
 pytestmark = pytest.mark.mesh
 

@@ -14,18 +14,18 @@ from prometheus_client import CollectorRegistry
 from spotwise.cluster_scheduler.__main__ import SchedulerService
 from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.cluster_scheduler.settings import SchedulerSettings
-from spotwise.core import messages as m
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.errors import GenerationError
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.host_metrics import HostMetrics
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.service import ServiceHost
+from spotwise.http.errors import GenerationError
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.host_metrics import HostMetrics
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 from spotwise.wire.roles import MeshRole

@@ -25,8 +25,8 @@ from spotwise.engine.model_store import resolve_model
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.garbage import collect_little_at_once
+from spotwise.mesh.process.garbage import collect_little_at_once
+from spotwise.text.text import ChatText
 from tests.grown_bodies import Growth, growths
 from tests.loop_gaps import gap_of, gaps
 from tests.unit.gateway.access import open_to

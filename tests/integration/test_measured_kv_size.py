@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.kv_size import CPU_SHARE
+from spotwise.core.kv.size import CPU_SHARE
 from spotwise.engine.engine import Engine
 from spotwise.engine.model_store import resolve_model
 from spotwise.worker import model_config

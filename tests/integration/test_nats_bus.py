@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.mesh.embedded import free_port, nats_server
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError, MessageBus, ReplyTimeoutError
+from spotwise.mesh.embedded.servers import free_port, nats_server
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import BusMessage, MeshError, MessageBus, ReplyTimeoutError
 from tests.contracts.bus import BusContract, Connect, echo
 from tests.contracts.waiting import until
 

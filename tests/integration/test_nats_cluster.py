@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.mesh.embedded import free_port
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError, MessageBus, NoResponderError, Subscription
+from spotwise.mesh.embedded.servers import free_port
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import BusMessage, MeshError, MessageBus, NoResponderError, Subscription
 from tests.clusters import NatsCluster, running_nats_cluster
 from tests.contracts.bus import BusContract, Connect, echo
 from tests.contracts.waiting import until

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.inventory import PanelRange
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig

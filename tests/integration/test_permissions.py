@@ -12,16 +12,16 @@ from nats.aio.client import Client
 
 from spotwise.cli.launch.mesh_servers import ServerAccess
 from spotwise.core.fleet.kept import KeptFleet
-from spotwise.core.members import Member, MemberState
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import Plan
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
-from spotwise.mesh.embedded import nats_server, redis_server, running
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
+from spotwise.mesh.embedded.servers import nats_server, redis_server, running
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import ROLE_OF, MeshRole

@@ -17,12 +17,12 @@ from spotwise.cli.certs.folder import CredentialsFolder
 from spotwise.cli.gateway_access import client_options
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_instances import Ec2Instances
-from spotwise.mesh.control_access import ControlAccess, blocking_channel
-from spotwise.mesh.embedded import LOOPBACK, free_port, nats_server, redis_server, running
-from spotwise.mesh.grpc_control import ControlServer, is_serving
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.plane_tls import PlaneTls
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running
+from spotwise.mesh.grpc.control import ControlServer, is_serving
+from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
+from spotwise.mesh.grpc.plane_tls import PlaneTls
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 
@@ -182,5 +182,5 @@ def test_every_client_says_whether_it_obeys_proxies() -> None:
                 )
                 if not says:
                     silent.append(f"{path.relative_to(ROOT)}:{node.lineno}")
-    assert channels == {"libs/spotwise/mesh/control_access.py"}
+    assert channels == {"libs/spotwise/mesh/grpc/control_access.py"}
     assert silent == []

@@ -11,12 +11,12 @@ import pytest
 from redis.asyncio import Redis
 
 from spotwise.core.access.quotas import Ask, KeyLimits, KeyReport, KeyUsage, Settlement
-from spotwise.mesh.key_ports import MAX_DELETED, KeyStore
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.redis_keys import RedisKeys
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.ports.keys import MAX_DELETED, KeyStore
+from spotwise.mesh.redis.keys import RedisKeys
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from tests.contracts.key_store import KEY, KeyStoreContract
+from tests.fakes.memory import FakeClock
 
 pytestmark = pytest.mark.mesh
 

@@ -11,10 +11,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.mesh.cancelling import end_tasks
-from spotwise.mesh.embedded import free_port
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.embedded.servers import free_port
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.cancelling import end_tasks
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from tests.clusters import RedisServers, running_redis_servers
 from tests.contracts.store import LONG_S, MEMBER, PLAN, RECORD, StoreContract
@@ -110,7 +110,7 @@ async def test_the_primarys_loss_under_load_is_a_pause(
 
 async def test_sentinels_that_do_not_answer_are_an_error_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """The error names them, without the password."""
-    monkeypatch.setattr("spotwise.mesh.redis_store.PATIENCE_S", 0.5)
+    monkeypatch.setattr("spotwise.mesh.redis.store.PATIENCE_S", 0.5)
     url = f"redis+sentinel://:hush@127.0.0.1:{free_port()},127.0.0.1:{free_port()}/spotwise/0"
     with pytest.raises(MeshError, match="no Redis server answers at") as raised:
         await RedisStore.connect(url)

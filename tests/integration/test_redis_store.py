@@ -15,14 +15,14 @@ from redis.asyncio import Connection, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 
+from spotwise.core.access.store_budget import Kind
 from spotwise.core.gateway.kept_request import KeptTokens
-from spotwise.core.store_budget import Kind
-from spotwise.mesh.embedded import free_port, redis_server
-from spotwise.mesh.ports import MeshError, MeshStore
-from spotwise.mesh.redis_ledgers import LEDGER_TTL_S
-from spotwise.mesh.redis_records import RECORD_TTL_S
-from spotwise.mesh.redis_requests import CLAIM_TTL_S, KEPT_TTL_S
-from spotwise.mesh.redis_store import FLEET_TTL_S, INCARNATION_TTL_S, PLAN_TTL_S, RedisStore
+from spotwise.mesh.embedded.servers import free_port, redis_server
+from spotwise.mesh.ports.ports import MeshError, MeshStore
+from spotwise.mesh.redis.ledgers import LEDGER_TTL_S
+from spotwise.mesh.redis.records import RECORD_TTL_S
+from spotwise.mesh.redis.requests import CLAIM_TTL_S, KEPT_TTL_S
+from spotwise.mesh.redis.store import FLEET_TTL_S, INCARNATION_TTL_S, PLAN_TTL_S, RedisStore
 from spotwise.wire import subjects
 from tests.contracts.requests import FORM, OWNER, RequestStoreContract
 from tests.contracts.responses import KEPT_S, RESPONSE, SMALL, ResponseStoreContract

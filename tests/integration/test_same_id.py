@@ -15,13 +15,13 @@ import pytest
 
 from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.child_process import ProcessIdentity
-from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.child_process import ProcessIdentity
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until

@@ -10,10 +10,10 @@ import pytest
 import redis
 from nats.aio.client import Client
 
-from spotwise.mesh.embedded import EmbeddedServer, nats_server, redis_server, running
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.embedded.servers import EmbeddedServer, nats_server, redis_server, running
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.redis.store import RedisStore
 
 pytestmark = pytest.mark.mesh
 

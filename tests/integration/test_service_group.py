@@ -8,14 +8,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.worker_messages import GiveBackRequest
-from spotwise.mesh.grpc_control import EngineDescription, RecentIterations, is_serving
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.redis_store import RedisStore
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_group import ServiceGroup
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.worker import GiveBackRequest
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations, is_serving
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.redis.store import RedisStore
+from spotwise.mesh.service.group import ServiceGroup
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole

@@ -11,14 +11,14 @@ from dataclasses import replace
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.members import Member, MemberKind, MemberState, WorkerLoad
-from spotwise.core.messages import LedgerEntry, RequestAccepted
-from spotwise.core.worker_messages import CancelRequest
-from spotwise.mesh.event_errors import LoggedErrors
-from spotwise.mesh.grpc_control import is_serving
-from spotwise.mesh.ports import BusMessage, MeshError, PayloadTooLargeError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages.members import Member, MemberKind, MemberState, WorkerLoad
+from spotwise.core.messages.mesh import LedgerEntry, RequestAccepted
+from spotwise.core.messages.worker import CancelRequest
+from spotwise.mesh.grpc.control import is_serving
+from spotwise.mesh.ports.ports import BusMessage, MeshError, PayloadTooLargeError
+from spotwise.mesh.process.event_errors import LoggedErrors
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole

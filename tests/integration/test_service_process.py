@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.members import MemberState
-from spotwise.mesh.embedded import LOOPBACK, free_port, nats_server, redis_server, running
+from spotwise.core.messages.members import MemberState
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.integration.onlooker import Onlooker, looking_on
 

@@ -12,8 +12,8 @@ import pytest
 import redis
 
 from spotwise.cli.launch.readiness import Readiness
-from spotwise.mesh.embedded import LOOPBACK, free_port, redis_server, running
-from spotwise.mesh.grpc_control import ControlServer
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port, redis_server, running
+from spotwise.mesh.grpc.control import ControlServer
 from spotwise.wire import subjects
 
 pytestmark = pytest.mark.mesh

@@ -13,11 +13,11 @@ import pytest
 from redis.asyncio import Redis
 
 from spotwise.core.access.quotas import KeyReport
-from spotwise.gateway.quotas import COUNT_ALONE_S, COUNT_TIMEOUT_S, Quotas
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.redis_keys import RedisKeys
-from spotwise.mesh.redis_store import RedisStore
-from tests.contracts.lossy_keys import CALLER, LIMITS, Fate, Step, count
+from spotwise.gateway.access.quotas import COUNT_ALONE_S, COUNT_TIMEOUT_S, Quotas
+from spotwise.mesh.redis.keys import RedisKeys
+from spotwise.mesh.redis.store import RedisStore
+from tests.contracts.lossy_keys import CALLER, LIMITS, OUTPUTS, Fate, Step, count
+from tests.fakes.memory import FakeClock
 
 pytestmark = pytest.mark.mesh
 

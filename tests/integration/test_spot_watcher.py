@@ -14,10 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.members import MemberKind, MemberState
-from spotwise.core.messages import InterruptionKind, InterruptionReported
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.ports import BusMessage
+from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
+from spotwise.core.messages.worker import Drain
+from spotwise.mesh.ports.ports import BusMessage
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode
 from tests.contracts.waiting import PATIENCE_S

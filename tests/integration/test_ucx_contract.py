@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from spotwise.mesh.link_handshake import LinkEncryption, LinkSecurity
-from spotwise.mesh.mesh_secret import MeshSecret
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.process.mesh_secret import MeshSecret
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
 
 pytestmark = pytest.mark.mesh

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spotwise.core.kv_part import KvPart
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.kv_payloads import PayloadBuffers
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransferError
-from spotwise.mesh.ucx_reactor import reaches_cuda_memory
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.mesh.links.kv_payloads import PayloadBuffers
+from spotwise.mesh.links.ucx_reactor import reaches_cuda_memory
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError
 from spotwise.wire.kv_frames import FrameKind, KvFrame
 from tests.contracts.kv_transport import BLOCKS, ArrayMemory, KvTransportContract, MakeTransport
 

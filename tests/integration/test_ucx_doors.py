@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spotwise.mesh.ucx_loopback import listeners
+from spotwise.mesh.links.ucx_loopback import listeners
 from spotwise.wire.kv_frames import FrameKind
 from tests.integration.test_ucx_faults import GOOD, RawPeer
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
@@ -92,7 +92,7 @@ async def test_a_frame_that_lies_about_its_payload_ends_the_link(
 
 async def test_a_link_with_endless_pushes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     """A link with too many uncommitted pushes is closed, which bounds the inbox."""
-    monkeypatch.setattr("spotwise.mesh.ucx_inbox._MAX_PUSHES_OF_A_LINK", 16)
+    monkeypatch.setattr("spotwise.mesh.links.ucx_inbox._MAX_PUSHES_OF_A_LINK", 16)
     receiver = Worker("t", 2)
     raw = RawPeer(receiver)
     async with running(receiver), raw.linked() as link:

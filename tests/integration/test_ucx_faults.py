@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import xxhash
 
-from spotwise.core.kv_part import KvPart
-from spotwise.mesh.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
-from spotwise.mesh.link_handshake import LinkSecurity
-from spotwise.mesh.ucx_link import UcxLink
-from spotwise.mesh.ucx_links import UcxLinks
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
+from spotwise.mesh.links.link_handshake import LinkSecurity
+from spotwise.mesh.links.ucx_link import UcxLink
+from spotwise.mesh.links.ucx_links import UcxLinks
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
     MAX_RESENDS,

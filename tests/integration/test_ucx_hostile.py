@@ -12,12 +12,12 @@ import numpy as np
 import psutil
 import pytest
 
-from spotwise.mesh.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
-from spotwise.mesh.link_seal import sealed_copy
-from spotwise.mesh.mesh_secret import MeshSecret
-from spotwise.mesh.ports import KvTransferError
-from spotwise.mesh.ucx_links import MOST_LINKS_OF_A_PEER, MOST_WAITING
-from spotwise.mesh.ucx_reactor import UcxReactor
+from spotwise.mesh.links.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
+from spotwise.mesh.links.link_seal import sealed_copy
+from spotwise.mesh.links.ucx_links import MOST_LINKS_OF_A_PEER, MOST_WAITING
+from spotwise.mesh.links.ucx_reactor import UcxReactor
+from spotwise.mesh.ports.ports import KvTransferError
+from spotwise.mesh.process.mesh_secret import MeshSecret
 from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, encode_frame
 from spotwise.wire.link_hello import (
     HELLO_BYTES,
@@ -169,7 +169,7 @@ async def test_an_end_that_must_encrypt_has_no_link_with_one_that_must_not() -> 
 
 async def test_half_open_connections_are_few_and_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Silent ones and ones with half a hello: the oldest makes room, a peer still gets in, and all end by themselves."""
-    monkeypatch.setattr("spotwise.mesh.ucx_links._ACCEPT_TIMEOUT_S", 1.5)
+    monkeypatch.setattr("spotwise.mesh.links.ucx_links._ACCEPT_TIMEOUT_S", 1.5)
     sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
     async with running(sender, receiver), stranger_at(receiver) as stranger:
         for number in range(MOST_WAITING + 12):

@@ -10,13 +10,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from spotwise.core.kv_part import KvPart
 from spotwise.core.parallel.model_partition import ModelDimensions, ModelShare
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
-from spotwise.mesh.ports import KvPush, KvTransferError, TransferReport
-from spotwise.mesh.split_push import all_or_none
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.split_push import all_or_none
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import KvPush, KvTransferError, TransferReport
 from tests.contracts.waiting import until
 
 DIMENSIONS = ModelDimensions(5, 12, 6, 64, 64, 768, 768, 768, head_layers=1.5)

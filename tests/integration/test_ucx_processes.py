@@ -17,8 +17,8 @@ import pytest
 import uvloop
 import xxhash
 
-from spotwise.core.record import KvSource, KvTarget
-from spotwise.mesh.ports import KvTransferError
+from spotwise.core.requests.record import KvSource, KvTarget
+from spotwise.mesh.ports.ports import KvTransferError
 from tests.integration.ucx_worker import (
     BLOCKS,
     CELL_BYTES,

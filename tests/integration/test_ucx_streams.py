@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from spotwise.core.record import KvSource
-from spotwise.mesh.kv_payloads import HostPayloads
-from spotwise.mesh.ports import KvPush, KvTransferError
+from spotwise.core.requests.record import KvSource
+from spotwise.mesh.links.kv_payloads import HostPayloads
+from spotwise.mesh.ports.ports import KvPush, KvTransferError
 from spotwise.wire.kv_frames import MAX_RESENDS
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 

@@ -14,10 +14,10 @@ import numpy as np
 import psutil
 import pytest
 
-from spotwise.core.record import KvHandoff
-from spotwise.mesh.ports import KvTransferError, MeshError, TransferReport
-from spotwise.mesh.ucx_reactor import UcxReactor
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.core.requests.record import KvHandoff
+from spotwise.mesh.links.ucx_reactor import UcxReactor
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import KvTransferError, MeshError, TransferReport
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
 pytestmark = pytest.mark.mesh

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from spotwise.core.weights.inventory import FilePiece, ModelSketch, PanelRange, SketchFile, WeightInventory
-from spotwise.mesh.link_handshake import LinkEncryption, LinkSecurity
-from spotwise.mesh.mesh_secret import MeshSecret
-from spotwise.mesh.ucx_weights import UcxWeights
-from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.links.ucx_weights import UcxWeights
+from spotwise.mesh.ports.weights import WeightTransferError
+from spotwise.mesh.process.mesh_secret import MeshSecret
 
 pytestmark = pytest.mark.mesh
 

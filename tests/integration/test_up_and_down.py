@@ -18,7 +18,7 @@ import redis
 
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.embedded import free_port, nats_answers, nats_server, redis_server, running
+from spotwise.mesh.embedded.servers import free_port, nats_answers, nats_server, redis_server, running
 from tests.death_watch import death_watch
 
 pytestmark = pytest.mark.mesh

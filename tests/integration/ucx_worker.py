@@ -15,10 +15,10 @@ import uvloop
 import xxhash
 from numpy.typing import NDArray
 
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.kv_sections import WholeKv
-from spotwise.mesh.ports import TransferReport
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.kv_sections import WholeKv
+from spotwise.mesh.ports.ports import TransferReport
 
 LAYERS, BLOCKS, CELL_BYTES = 6, 64, 1536
 PATIENCE_S = 60.0

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from spotwise.core.sampling import Pooling
+from spotwise.core.requests.sampling import Pooling
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import hidden_states, mixed_prompts, model_folder
 

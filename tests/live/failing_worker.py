@@ -19,12 +19,12 @@ from typing import Any
 
 from spotwise.cli.launch.plan import plan_joining_worker
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker.commands import WorkerEvent
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.run_service import run_service
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.run import run_service
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.simulated import serve, serving
 from spotwise.worker.simulated.engine import SimulatedEngine

@@ -9,9 +9,9 @@ from typing import Self
 
 import psutil
 
-from spotwise.core.members import MemberState
+from spotwise.core.messages.members import MemberState
+from spotwise.core.messages.reshape import DeviceGroup
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from spotwise.core.reshape_messages import DeviceGroup
 from tests.live.mesh import LiveMesh, wait_for
 
 #: Longer than a change takes on a busy machine.

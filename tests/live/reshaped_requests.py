@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from spotwise.benchmarks.groups import Shape
 from spotwise.benchmarks.moved_streams import computed_again
 from spotwise.benchmarks.reshaped_streams import order_reshape, until_reshaped
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 from tests.live.answers import Answer, Bodies, ask, ask_all, assert_same_beginning
 from tests.live.mesh import LiveMesh, wait_for
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spotwise.core.sampling import counter_uniform
+from spotwise.core.requests.sampling import counter_uniform
 from spotwise.worker.simulated.vocabulary import read_words
 from tests.live.mesh import MODEL, LiveMesh
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from spotwise.core.members import WorkerLoad
+from spotwise.core.messages.members import WorkerLoad
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.oracle import mixed_prompts
 

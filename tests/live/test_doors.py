@@ -28,7 +28,7 @@ import redis
 from nats.aio.client import Client
 
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER
-from spotwise.mesh.redis_requests import KEPT_TTL_S
+from spotwise.mesh.redis.requests import KEPT_TTL_S
 from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole

@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import Plan
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 

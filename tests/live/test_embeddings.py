@@ -10,7 +10,7 @@ import openai
 import pytest
 import torch
 
-from spotwise.core.sampling import Pooling
+from spotwise.core.requests.sampling import Pooling
 from tests.adapters import merged
 from tests.live.embeddings import expected, require_embeddings, require_near
 from tests.live.mesh import MODEL, LiveMesh

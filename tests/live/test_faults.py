@@ -18,8 +18,8 @@ import httpx
 import psutil
 import pytest
 
-from spotwise.core.members import MemberKind
-from spotwise.core.sampling import Pooling
+from spotwise.core.messages.members import MemberKind
+from spotwise.core.requests.sampling import Pooling
 from tests.live.answers import Answer, ask_all, assert_same
 from tests.live.embeddings import MEANS, require_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.sampling import Pooling
+from spotwise.core.requests.sampling import Pooling
 from tests.live.embeddings import MEANS, embeds_at_once, folder_with_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.mesh.embedded import nats_server, running
+from spotwise.mesh.embedded.servers import nats_server, running
 from tests.live.broker_proxy import BrokerProxy
 from tests.live.simulated_mesh import SimulatedMesh
 

@@ -11,8 +11,8 @@ import pytest
 
 from spotwise.cli.move import choices_to_move, move_request
 from spotwise.cli.running_mesh import MeshAddresses
-from spotwise.core.worker_messages import MoveEnded, MoveOutcome
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.messages.worker import MoveEnded, MoveOutcome
+from spotwise.mesh.redis.store import RedisStore
 from tests.live.answers import Answer, ask, ask_all, assert_same, lasted_s
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import greedy, mixed_prompts

@@ -10,7 +10,7 @@ import pytest
 
 from spotwise.cli.move import move_request
 from spotwise.cli.running_mesh import MeshAddresses
-from spotwise.core.worker_messages import MoveOutcome
+from spotwise.core.messages.worker import MoveOutcome
 from tests.live.failing_worker import FALTERS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, run
 from tests.live.mesh import MODEL, ONE_MIXED

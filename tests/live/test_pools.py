@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream

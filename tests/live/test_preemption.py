@@ -16,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.core.members import WorkerLoad
+from spotwise.core.messages.members import WorkerLoad
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.mesh.embedded import LOOPBACK, free_port
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from tests.live.simulated_mesh import SimulatedMesh
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.launch.run_state import ServiceState
-from spotwise.core.members import MemberState
+from spotwise.core.messages.members import MemberState
 from spotwise.wire import subjects
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.core.members import MemberKind
+from spotwise.core.messages.members import MemberKind
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 

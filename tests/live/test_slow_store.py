@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from spotwise.mesh.embedded import redis_server, running
+from spotwise.mesh.embedded.servers import redis_server, running
 from tests.live.mesh import MODEL, ONE_MIXED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.slow_store import SlowStore

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import openai
 import pytest
 
-from spotwise.core.members import MemberKind, MemberState
+from spotwise.core.messages.members import MemberKind, MemberState
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 

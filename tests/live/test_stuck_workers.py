@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.mesh.watchdog import EXIT_STUCK
+from spotwise.mesh.process.watchdog import EXIT_STUCK
 from tests.live.failing_worker import HANGS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, innocent, run
 from tests.live.mesh import ONE_MIXED, wait_for

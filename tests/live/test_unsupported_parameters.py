@@ -7,7 +7,7 @@ from typing import Any
 import openai
 import pytest
 
-from spotwise.gateway.parameters import REFUSED, Endpoint
+from spotwise.gateway.schema.parameters import REFUSED, Endpoint
 from tests.live.mesh import MODEL, LiveMesh
 
 CHAT = "/v1/chat/completions"

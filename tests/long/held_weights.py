@@ -6,14 +6,14 @@ import asyncio
 import functools
 from pathlib import Path
 
-from spotwise.core.members import Member, MemberKind
+from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.weights.inventory import ModelSketch, PanelRange, WeightInventory
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.redis_store import RedisStore
-from spotwise.mesh.ucx_weights import UcxWeights
+from spotwise.mesh.links.ucx_weights import UcxWeights
+from spotwise.mesh.redis.store import RedisStore
 from tests.live.mesh import LiveMesh
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from spotwise.cli.move import move_request
 from spotwise.cli.running_mesh import MeshAddresses
-from spotwise.core.worker_messages import MoveEnded, MoveOutcome
+from spotwise.core.messages.worker import MoveEnded, MoveOutcome
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 

@@ -11,8 +11,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import DevicePlace, Pool
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.wire.roles import MeshRole
 from tests.property.mesh_world import HEARTBEAT_S, MeshWorld

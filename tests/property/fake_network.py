@@ -11,7 +11,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 
 #: What a lossy mesh may lose: each receiver of these messages has a time-out.
 LOSABLE = (

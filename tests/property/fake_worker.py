@@ -7,10 +7,10 @@ from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.costs.batching import Batch
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget, RequestRecord
 from spotwise.core.worker.role import WorkerRole
 
 BLOCK_SIZE = 4

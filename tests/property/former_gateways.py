@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
+from spotwise.core.messages import mesh as m
 from spotwise.wire.roles import MeshRole
 from tests.property.worker_processes import expected_token
 

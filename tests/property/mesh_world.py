@@ -25,16 +25,16 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
-from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole

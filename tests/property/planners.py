@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages import mesh as m
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan, PlannedDeployment

@@ -11,13 +11,14 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.scheduler import SchedulerActivated, SchedulerDeactivated, SchedulerRole
-from spotwise.core.term import TermLease
+from spotwise.core.membership.term import TermLease
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerActivated, SchedulerDeactivated, SchedulerRole
 from spotwise.core.worker import commands as c
-from spotwise.mesh.memory import MemoryStore
 from spotwise.wire.roles import MeshRole
+from tests.fakes.memory import MemoryStore
 from tests.property.fake_worker import FakeWorker
 from tests.property.mesh_world import HEARTBEAT_S, MeshWorld
 
@@ -30,7 +31,7 @@ SUBMIT_S = 120.0
 #: Orders that only a scheduler gives, but for reservations and cancellations.
 ORDERS = (m.ReserveKv, m.StartPrefill, m.CancelRequest, m.ChangeHomePool, m.ForgetGateway)
 #: What an order that is obeyed leads to.
-OBEYED = (c.ExpectKv, c.LoadRecord, c.TakeHomePool, c.DropSequence)
+OBEYED = (h.ExpectKv, c.LoadRecord, c.TakeHomePool, c.DropSequence)
 
 
 def answer_of(work: Coroutine[Any, Any, T]) -> T:

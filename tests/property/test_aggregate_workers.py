@@ -10,10 +10,10 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker

@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS, AvoidingPlacer
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.quarantine import Pair, Quarantine
-from spotwise.core.members import Member, Pool
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.avoidance import MAX_FAILED_HANDOFFS, AvoidingPlacer
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.quarantine import Pair, Quarantine
 from tests.property.test_placement_laws import DEMANDS, POLICIES, meshes
 
 WORKERS = st.sampled_from([f"w{number}" for number in range(7)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.costs.batching import BatchBuilder, BatchLimits, BatchRow
 
 #: Prompt tokens of a prompt, or None for a decode.
 OFFERS = st.lists(st.none() | st.integers(1, 120), max_size=40)

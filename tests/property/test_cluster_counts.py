@@ -6,9 +6,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from spotwise.core.cluster.pools import ALL_GROUPS, TOKEN_OFF_POOL, TOKEN_ON_POOL, Pools
-from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.scheduler.pools import ALL_GROUPS, TOKEN_OFF_POOL, TOKEN_ON_POOL, Pools
+from spotwise.core.scheduler.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
 
 
 def heartbeat(load: WorkerLoad) -> Member:

@@ -8,17 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.members import DevicePlace
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import DevicePlace
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.record import KvTarget, RequestRecord
-from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import Pooling, SamplingParams, TokenLogprobs
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.record import KvTarget, RequestRecord
+from spotwise.core.requests.request import FinishReason, StopCriteria
+from spotwise.core.requests.sampling import Pooling, SamplingParams, TokenLogprobs
 from spotwise.wire import codec, codec_records
 
 U32 = st.integers(0, 2**32 - 1)

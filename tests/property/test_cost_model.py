@@ -7,7 +7,13 @@ import dataclasses
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.costs.cost_model import (
+    BatchShape,
+    IterationCost,
+    LinearIterationCost,
+    PiecewiseLinear,
+    TableIterationCost,
+)
 
 SECONDS = st.floats(0.0, 1.0)
 

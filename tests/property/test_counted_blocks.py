@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.kv_blocks import BlockPool, KvBlocksError
+from spotwise.core.kv.blocks import BlockPool, KvBlocksError
+from spotwise.core.kv.counted_blocks import CountedBlockPool
 
 OWNERS = st.sampled_from("abcd")
 STEPS = st.lists(

@@ -8,10 +8,10 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.kv.counted_blocks import CountedBlockPool
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.property.timeline import Arrival, Timeline
 

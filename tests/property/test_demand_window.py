@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.fleet.demand import KNOWN_S, MOST_AHEAD_S, DemandWindow
-from spotwise.core.fleet_messages import LoadReported
 from spotwise.core.gateway.load_meter import LOAD_REPORT_S, LoadMeter
+from spotwise.core.messages.fleet import LoadReported
 from spotwise.core.parallel.arrivals import LEAST_GAPS
 
 WINDOW_S, LEAST_SPAN_S = 30.0, 5.0

@@ -10,7 +10,7 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
+from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import WorkerBench

@@ -14,11 +14,11 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.keeper import FleetKeeperRole
 from spotwise.core.fleet.kept import KeptFleet
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.fleet_messages import FleetOrder, FleetReported, InstanceRelease, Purchase
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import Tick
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import Tick
 
 TYPES = ("small", "large")
 MOST = 4

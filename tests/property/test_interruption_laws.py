@@ -9,7 +9,7 @@ from unittest import mock
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption import link_share
 from spotwise.core.migration.interruption.arrangement import (

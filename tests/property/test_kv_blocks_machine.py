@@ -9,7 +9,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spotwise.core.kv_blocks import BlockPool, KvBlocksError
+from spotwise.core.kv.blocks import BlockPool, KvBlocksError
 
 OWNERS = st.sampled_from("abcdefgh")
 #: Texts over two letters, so that many begin alike; a full block is known by all the text up to its end.

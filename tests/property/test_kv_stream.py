@@ -7,7 +7,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.kv_stream import KvStream
+from spotwise.core.kv.stream import KvStream
 
 Cell = tuple[int, int]
 

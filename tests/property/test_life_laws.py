@@ -8,23 +8,23 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.answer_times import AnswerTimes
-from spotwise.core.cluster.cheapest_worker import AnswerLengths, cheapest_worker, place
-from spotwise.core.cluster.delays import BATCH_SHARE
-from spotwise.core.cluster.lives import REPORT_COUNTS_S, Lives
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import Placement, RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
-from spotwise.core.cluster.views import WorkerView
-from spotwise.core.cluster.worker_life import WorkerLife
-from spotwise.core.fleet.market import Market
-from spotwise.core.lifetimes import Place, cheapest, expected_cost_s
-from spotwise.core.members import Member, Pool
-from spotwise.core.scheduler import SchedulerRole
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.lifetimes import Place, cheapest, expected_cost_s
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import Market
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.answer_times import AnswerTimes
+from spotwise.core.scheduler.cheapest_worker import AnswerLengths, cheapest_worker, place
+from spotwise.core.scheduler.delays import BATCH_SHARE
+from spotwise.core.scheduler.lives import REPORT_COUNTS_S, Lives
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import Placement, RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.ranking import RUN_LENGTH, Need, Ranking
+from spotwise.core.scheduler.role import SchedulerRole
+from spotwise.core.scheduler.views import WorkerView
+from spotwise.core.scheduler.worker_life import WorkerLife
 from tests.property.test_placement_laws import DEMANDS, NEEDS, POLICIES, meshes, view_of
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant, device, fleet, instance

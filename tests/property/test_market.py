@@ -11,15 +11,15 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.fleet.fleet_delta import ROUNDING
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.members import Pool
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.fleet.delta import ROUNDING
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.devices import MODEL, Devices
 from tests.property.market import FleetMarket, Sold

@@ -7,10 +7,10 @@ from functools import partial
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.avoidance import MAX_FAILED_HANDOFFS
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.avoidance import MAX_FAILED_HANDOFFS
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.mesh_world import MeshWorld
 from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle

@@ -9,16 +9,16 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.members import Pool
-from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages.members import Pool
+from spotwise.core.messages.worker import Drain
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.core.worker_messages import Drain
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.property.mesh_world import MeshWorld
 
 POOLS = st.sampled_from(

@@ -9,8 +9,8 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.property.mesh_world import MeshWorld
 from tests.property.test_mesh_world import MeshCase, assert_nothing_held, close_if_open, meshes, settle
 

@@ -7,7 +7,7 @@ from functools import partial
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from tests.property.mesh_world import MeshWorld
 from tests.property.test_mesh_world import SWAPPING, MeshCase, assert_nothing_held, assert_served, meshes, settle
 

@@ -9,7 +9,7 @@ from unittest.mock import patch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.parallel.candidates import shapes
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig

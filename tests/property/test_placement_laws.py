@@ -8,15 +8,15 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.cluster.answer_times import AnswerTimes
-from spotwise.core.cluster.delays import Delays
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.ranking import RUN_LENGTH, Need, Ranking
-from spotwise.core.cluster.views import Assignment, WorkerView
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.scheduler.answer_times import AnswerTimes
+from spotwise.core.scheduler.delays import Delays
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import PlacedBy, Placement, RequestDemand
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.ranking import RUN_LENGTH, Need, Ranking
+from spotwise.core.scheduler.views import Assignment, WorkerView
 
 BLOCK = 16
 

@@ -7,8 +7,8 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners
 from tests.property.test_mesh_world import (

@@ -7,8 +7,8 @@ from dataclasses import replace
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.prompt_blocks import PromptBlocks

@@ -10,8 +10,8 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.timeline import BLOCK_SIZE, TICKS_PER_S, Arrival, Timeline
 

@@ -14,15 +14,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from spotwise.core.kv_part import KvPart
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.byte_budget import ByteBudget
-from spotwise.mesh.kv_exports import KvExports
-from spotwise.mesh.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch
-from spotwise.mesh.kv_sections import KvSections, WholeKv
-from spotwise.mesh.ports import KvTransferError
-from spotwise.mesh.ucx_inbox import KvInbox
-from spotwise.mesh.ucx_push import UcxPush
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.mesh.links.kv_exports import KvExports
+from spotwise.mesh.links.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch
+from spotwise.mesh.links.ucx_inbox import KvInbox
+from spotwise.mesh.links.ucx_push import UcxPush
+from spotwise.mesh.ports.kv_sections import KvSections, WholeKv
+from spotwise.mesh.ports.ports import KvTransferError
+from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame
 
 LAYERS, BLOCKS, CELL = 4, 8, 8

@@ -7,9 +7,9 @@ import asyncio
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.memory_keys import MemoryKeys
 from tests.contracts.lossy_keys import Fate, Step, count
+from tests.fakes.memory import FakeClock
+from tests.fakes.memory_keys import MemoryKeys
 
 Steps = st.lists(
     st.builds(

@@ -8,17 +8,17 @@ from functools import partial
 from hypothesis import event, example, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.replacement import homes
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
 from tests.property.devices import POOLS, Devices
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners

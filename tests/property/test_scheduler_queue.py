@@ -10,10 +10,10 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.passing import LOOK_AHEAD
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.scheduler import SchedulerEvent, SchedulerLimits, SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.passing import LOOK_AHEAD
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerEvent, SchedulerLimits, SchedulerRole
 
 PATIENT = SchedulerLimits(max_queue_s=1e9, reservation_timeout_s=1e9, member_timeout_s=1e9)
 BLOCKS = 6

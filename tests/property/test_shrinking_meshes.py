@@ -8,7 +8,7 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 from tests.property.fake_worker import BLOCK_SIZE
 from tests.property.test_mesh_world import (
     MAX_NEW,

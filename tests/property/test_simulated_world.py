@@ -8,12 +8,12 @@ from dataclasses import dataclass, field, replace
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.network import Link, LinkTransfer, Network

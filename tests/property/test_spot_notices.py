@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import InterruptionKind, Tick
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import InterruptionKind, Tick
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.spot.signs import MetadataAnswered, Sign
-from spotwise.core.worker_messages import Drain
 
 HERE = "here"
 POLL_S, BACKOFF_S, TIMEOUT_S = 1.0, 8.0, 2.0

@@ -10,14 +10,14 @@ from functools import partial
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import Batch, BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
 
 #: Of the timeline's engine: seconds of an iteration, and of each prompt token.

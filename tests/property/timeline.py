@@ -12,12 +12,13 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import KvHandoff, KvTarget, RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.costs.batching import Batch
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget, RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
@@ -210,7 +211,7 @@ class Timeline:
                     self.live.pop(name)
                 case c.PushKv(handoff):
                     name = handoff.choice_id
-                    self._later(self.live[name].then_ticks, c.HandoffDelivered(name, 1, 1, 0.1, "shm", 0.1))
+                    self._later(self.live[name].then_ticks, h.HandoffDelivered(name, 1, 1, 0.1, "shm", 0.1))
                 case c.SwapOut() | c.SwapIn():
                     assert self._swaps is not None
                     self._swaps.begin(command, self)

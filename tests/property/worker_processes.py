@@ -15,13 +15,14 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Protocol
 
-from spotwise.core import messages as m
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.record import RequestRecord, sequence_id
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import RequestRecord, sequence_id
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.kv.push_policy import PushCosts
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import PushCosts
 from tests.property.fake_worker import FakePush, FakeWorker
 
 #: Blocks of a device or a host, and which of them.
@@ -86,9 +87,9 @@ class WorkerProcesses:
                 index = worker.outputs[attempt]
                 assert token_id == expected_token(worker.engine[attempt].choice_id, index)
                 worker.outputs[attempt] += 1
-            case c.ExpectKv(choice_id, epoch, block_ids):
+            case h.ExpectKv(choice_id, epoch, block_ids):
                 worker.windows[choice_id] = (epoch, block_ids)
-            case c.ForgetKv(choice_id):
+            case h.ForgetKv(choice_id):
                 worker.windows.pop(choice_id, None)
             case c.RunIteration(batch):
                 running = [row.sequence_id for order in (*worker.batches, batch) for row in order.rows]
@@ -101,9 +102,9 @@ class WorkerProcesses:
                 tokens = handoff.num_tokens
                 push = FakePush(handoff.choice_id, handoff.epoch, target, blocks, tokens, tokens, handoff=handoff)
                 self._start_push(worker, push)
-            case c.OpenPush(choice_id, epoch, target, blocks, tokens, written, number):
+            case h.OpenPush(choice_id, epoch, target, blocks, tokens, written, number):
                 self._start_push(worker, FakePush(choice_id, epoch, target, blocks, tokens, written, number))
-            case c.CommitPush(handoff, blocks):
+            case h.CommitPush(handoff, blocks):
                 committed = worker.pushes.get(sequence_id(handoff.choice_id, handoff.epoch))
                 if committed is not None:
                     if blocks:
@@ -113,7 +114,7 @@ class WorkerProcesses:
                         committed.written = committed.num_tokens = handoff.num_tokens
                     assert committed.written == committed.num_tokens == handoff.num_tokens
                     committed.handoff = handoff
-            case c.AbortPush(choice_id, epoch):
+            case h.AbortPush(choice_id, epoch):
                 called_off = worker.pushes.get(sequence_id(choice_id, epoch))
                 if called_off is not None and not called_off.over:
                     called_off.over = True
@@ -281,7 +282,7 @@ class WorkerProcesses:
         if worker.stalled:
             worker.waiting.append(lambda: self._caught_up(worker, push))
         elif worker.alive:
-            self._world.feed_worker(worker, c.PushCaughtUp(push.choice_id, push.epoch, push.number))
+            self._world.feed_worker(worker, h.PushCaughtUp(push.choice_id, push.epoch, push.number))
 
     def _push_failed(self, worker: FakeWorker, push: FakePush, reason: str) -> None:
         if not worker.alive:
@@ -291,7 +292,7 @@ class WorkerProcesses:
             return
         worker.check(push.block_ids, self._world.tokens(push.choice_id, push.whole))
         del worker.pushes[sequence_id(push.choice_id, push.epoch)]
-        self._world.feed_worker(worker, c.HandoffFailed(push.choice_id, push.epoch, reason))
+        self._world.feed_worker(worker, h.HandoffFailed(push.choice_id, push.epoch, reason))
 
     def _delivered(self, worker: FakeWorker, push: FakePush) -> None:
         if not worker.alive:
@@ -305,4 +306,4 @@ class WorkerProcesses:
         costs = PushCosts(serial, layerwise)
         self._world.feed_worker(worker, c.PushesMeasured(push.target.worker_id, costs))
         tokens = push.num_tokens or 0
-        self._world.feed_worker(worker, c.HandoffDelivered(push.choice_id, push.epoch, tokens, 0.0, "memory", 0.0))
+        self._world.feed_worker(worker, h.HandoffDelivered(push.choice_id, push.epoch, tokens, 0.0, "memory", 0.0))

@@ -32,7 +32,7 @@ from spotwise.cli.bench.report import ReportRow, Target, environment, report_con
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.core.percentile import percentile
-from spotwise.mesh.journal_replay import JournalError, Replay, find_journals, replay
+from spotwise.mesh.replay.journal_replay import JournalError, Replay, find_journals, replay
 
 #: NVIDIA Dynamo 1.6.1: its Rust frontend with one prefill and one decode mocker, 128→64, 128 streams: CPU time of all three.
 _DYNAMO_US_PER_TOKEN = 28.0

@@ -11,10 +11,10 @@ from collections import deque
 from dataclasses import dataclass, field
 from itertools import cycle
 
-from spotwise.core import messages as m
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.record import KvTarget
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.requests.record import KvTarget
 
 KV_BLOCK = 16
 #: Of ten workers, the home pools.

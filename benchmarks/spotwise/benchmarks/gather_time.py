@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 
 from spotwise.cli.errors import CommandError
-from spotwise.core.group_messages import GroupExchange
+from spotwise.core.messages.groups import GroupExchange
 from spotwise.core.parallel.model_partition import column_bounds
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.native.library import StageFields, load_kernels

@@ -27,10 +27,10 @@ from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
 from spotwise.cli.status_members import gather_status
-from spotwise.core.group_messages import GroupExchange
-from spotwise.core.members import MemberKind
+from spotwise.core.messages.groups import GroupExchange
+from spotwise.core.messages.members import MemberKind
 from spotwise.core.percentile import percentile
-from spotwise.mesh.grpc_control import GroupTimes
+from spotwise.mesh.grpc.control import GroupTimes
 
 _ONE = (1, 1)
 Shape = tuple[int, int]

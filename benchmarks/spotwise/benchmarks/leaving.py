@@ -15,8 +15,8 @@ from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice
 from spotwise.cli.running_mesh import running_state
-from spotwise.mesh.journal_replay import Replay, find_journals, replay
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
+from spotwise.mesh.replay.journal_replay import Replay, find_journals, replay
 
 #: One worker in so many gets a notice.
 ONE_IN = 16

@@ -19,8 +19,8 @@ from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
 from spotwise.cli.running_mesh import running_state
 from spotwise.cli.sse import decode_event
-from spotwise.core.messages import LedgerEntry
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.mesh.redis.store import RedisStore
 
 Way = Literal["move", "recompute", "restart"]
 WAYS: tuple[Way, ...] = get_args(Way)

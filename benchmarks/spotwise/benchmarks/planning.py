@@ -19,7 +19,7 @@ import typer
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.plan.model_shapes import named_shapes
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.migration.deployment import Deployment, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links

@@ -14,7 +14,7 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status_members import gather_status
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 
 ITERATION_LEVEL = "iteration_level"
 REQUEST_LEVEL = "request_level"

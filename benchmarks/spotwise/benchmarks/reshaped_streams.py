@@ -21,11 +21,11 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.cli.running_mesh import running_state
+from spotwise.core.messages.reshape import PredictedReshape, ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from spotwise.core.reshape_messages import PredictedReshape, ReshapeMesh, ReshapeReply
-from spotwise.mesh.nats_bus import NatsBus
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 

@@ -29,8 +29,8 @@ from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
 from spotwise.cli.running_mesh import running_state
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.sampling import counter_uniform
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.requests.sampling import counter_uniform
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.worker.simulated.vocabulary import read_words
 
 #: Workers under notice must have left so long after their deadline.

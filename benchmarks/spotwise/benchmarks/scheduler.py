@@ -24,10 +24,10 @@ import typer
 from spotwise.benchmarks.counting_fleet import CountingFleet
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
-from spotwise.core.messages import RecordLedger
+from spotwise.core.messages.mesh import RecordLedger
 from spotwise.core.percentile import percentile
-from spotwise.core.scheduler import SchedulerCommand, SchedulerLimits, SchedulerRole
-from spotwise.mesh.garbage import collect_rarely
+from spotwise.core.scheduler.role import SchedulerCommand, SchedulerLimits, SchedulerRole
+from spotwise.mesh.process.garbage import collect_rarely
 
 #: Target for a decision at 1,000 workers.
 DECISION_US = 100.0

@@ -30,11 +30,11 @@ from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_reach import extrapolation_document, extrapolation_lines
 from spotwise.cli.profile_run import measure_costs, profile_steps
-from spotwise.core.measured_range import MeasuredRange, TimeBeyond
+from spotwise.core.costs.measured_range import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
-from spotwise.mesh.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.recorded_requests import recorded_requests
+from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
+from spotwise.mesh.replay.recorded_requests import recorded_requests
 from spotwise.simulator.runs.recorded import RequestTimes, arrivals_of, simulate_recorded
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)

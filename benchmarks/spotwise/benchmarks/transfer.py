@@ -22,7 +22,7 @@ from spotwise.cli.bench.report import ReportRow, Target, environment, report_con
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
 from spotwise.cli.number_lists import ascending
-from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 
 _QUICK_LENGTHS = "128,512"
 #: From this length on, targets: a hand-off's share of the prompt's time, and of the request's.

@@ -21,9 +21,9 @@ import uvloop
 
 from spotwise.benchmarks.transfer_peer import BLOCKS, PEER_ID, PEER_INCARNATION, PeerOptions, kv_memory, push_bytes
 from spotwise.cli.errors import CommandError
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.mesh.embedded import free_port
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.mesh.embedded.servers import free_port
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 
 _END_S = 10.0
 _PERFTEST_S = 120.0

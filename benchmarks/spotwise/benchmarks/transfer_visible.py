@@ -17,7 +17,7 @@ from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import open_store
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 
 #: The workers' setting for when to send.
 MODE_VARIABLE = "SPOTWISE_KV_PUSH"

@@ -17,14 +17,14 @@ from typing import Any
 import orjson
 import psutil
 
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.ucx_weights import UcxWeights
+from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.worker.groups.peer_weights import PeerWeights
 from spotwise.worker.groups.weight_fetch import PIECE_BYTES
 from spotwise.worker.settings import WorkerSettings

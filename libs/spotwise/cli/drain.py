@@ -15,10 +15,10 @@ from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import connect_bus, connect_store
 from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh
-from spotwise.core.members import Member, MemberState
-from spotwise.core.messages import DrainReply
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.ports import BusMessage, MeshError, NoResponderError
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.mesh import DrainReply
+from spotwise.core.messages.worker import Drain
+from spotwise.mesh.ports.ports import BusMessage, MeshError, NoResponderError
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from typing import ClassVar
 
-from spotwise.mesh.redaction import without_passwords
+from spotwise.mesh.process.redaction import without_passwords
 
 
 class CommandError(Exception):

@@ -17,7 +17,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import open_store
 from spotwise.cli.running_mesh import find_store
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.wire import subjects
 
 _SWAPS = ("swapped_out", "swapped_in")

@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spotwise.cli.errors import CommandError
-from spotwise.mesh.control_access import OPEN_ACCESS, ControlAccess
-from spotwise.mesh.plane_tls import PlaneTls
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.grpc.control_access import OPEN_ACCESS, ControlAccess
+from spotwise.mesh.grpc.plane_tls import PlaneTls
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.redis.store import RedisStore
 
 if TYPE_CHECKING:
-    from spotwise.mesh.nats_bus import NatsBus
+    from spotwise.mesh.nats.bus import NatsBus
 
 
 def operator_access() -> ControlAccess:
@@ -33,7 +33,7 @@ def operator_access() -> ControlAccess:
 
 async def connect_bus(url: str, name: str) -> NatsBus:
     """Connect to a mesh's broker; raises `MeshError`, and `CommandError` for unusable certificates."""
-    from spotwise.mesh.nats_bus import NatsBus  # the store needs none, and is all that some commands need
+    from spotwise.mesh.nats.bus import NatsBus  # the store needs none, and is all that some commands need
 
     return await NatsBus.connect(url, name, tls=operator_access().tls)
 

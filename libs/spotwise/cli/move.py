@@ -14,9 +14,9 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import connect_bus, connect_store
 from spotwise.cli.running_mesh import MeshAddresses, find_mesh
-from spotwise.core.messages import LedgerEntry
-from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
-from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
+from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 from spotwise.wire.roles import MeshRole

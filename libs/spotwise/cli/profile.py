@@ -17,9 +17,9 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, mesh_of
 from spotwise.cli.errors import CommandError
 from spotwise.cli.profile_run import Measurements, measure_costs, profile_steps
-from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
-from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
-from spotwise.core.measured_range import MeasuredRange
+from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
+from spotwise.core.costs.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.costs.measured_range import MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.cost_fit import fit_iterations, fit_link
 

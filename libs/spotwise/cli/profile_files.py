@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.cost_profile import CostProfile
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.cost_profile import read_cost_profile
 
 

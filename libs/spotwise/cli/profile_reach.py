@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from spotwise.core.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.measured_range import Extrapolation, MeasuredRange
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.costs.measured_range import Extrapolation, MeasuredRange
 
 _BEYOND = {
     "prompt_tokens": "more than {:,.0f} prompt tokens at once",

@@ -14,8 +14,8 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import open_store, operator_access
 from spotwise.cli.status_members import gather_status
-from spotwise.core.members import Member
-from spotwise.mesh.grpc_control import IterationTime, RecentIterations, recent_iterations
+from spotwise.core.messages.members import Member
+from spotwise.mesh.grpc.control import IterationTime, RecentIterations, recent_iterations
 
 #: A ledger is written with the next heartbeat; this is many of them.
 _LEDGER_WAIT_S = 5.0

@@ -23,8 +23,8 @@ from spotwise.cli.launch.gateway_options import has_configured_keys
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.run_state import ServiceState
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.redaction import without_passwords
-from spotwise.mesh.ucx_loopback import is_loopback
+from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.process.redaction import without_passwords
 
 _STYLES = {ServiceState.HEALTHY: "green", ServiceState.RESTARTING: "yellow", ServiceState.LEFT: "dim"}
 

@@ -16,11 +16,11 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import connect_bus, connect_store
 from spotwise.cli.reshape_view import ReshapeProgress, plan_table
 from spotwise.cli.running_mesh import MeshAddresses, find_mesh
-from spotwise.core.members import Member, MemberState
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.reshape import ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import Plan, ReshapeStage
-from spotwise.core.reshape_messages import ReshapeMesh, ReshapeReply
-from spotwise.mesh.ports import BusMessage, MeshError, MeshStore, MessageBus, NoResponderError, ReplyTimeoutError
+from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus, NoResponderError, ReplyTimeoutError
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 

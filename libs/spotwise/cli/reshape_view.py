@@ -10,9 +10,9 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 
 from spotwise.cli.quantities import bytes_text, seconds_text
-from spotwise.core.members import Member, MemberState
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.reshape import DeviceGroup, PredictedReshape
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from spotwise.core.reshape_messages import DeviceGroup, PredictedReshape
 
 _BAR_WIDTH = 40
 

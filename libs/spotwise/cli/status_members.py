@@ -6,11 +6,11 @@ import asyncio
 import dataclasses
 
 from spotwise.cli.mesh_access import open_store, operator_access
-from spotwise.core.cluster.views import has_off_pool_work
-from spotwise.core.members import Member, MemberKind, Pool
-from spotwise.mesh.control_access import ControlAccess
-from spotwise.mesh.grpc_control import EngineDescription, describe_engine, is_serving
-from spotwise.mesh.ports import MeshError
+from spotwise.core.messages.members import Member, MemberKind, Pool
+from spotwise.core.scheduler.views import has_off_pool_work
+from spotwise.mesh.grpc.control import EngineDescription, describe_engine, is_serving
+from spotwise.mesh.grpc.control_access import ControlAccess
+from spotwise.mesh.ports.ports import MeshError
 
 WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 

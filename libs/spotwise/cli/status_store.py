@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping
 
 from spotwise.cli.mesh_access import open_store
-from spotwise.core.store_budget import Kind, RoomUse
+from spotwise.core.access.store_budget import Kind, RoomUse
 
 
 async def store_use(redis_url: str) -> Mapping[Kind, RoomUse]:

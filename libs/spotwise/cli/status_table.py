@@ -10,7 +10,7 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.cli.status_members import WORKERS, MemberStatus, with_other_weights
-from spotwise.core.members import DevicePlace, Member, MemberKind, QuarantinedPair, WorkerLoad
+from spotwise.core.messages.members import DevicePlace, Member, MemberKind, QuarantinedPair, WorkerLoad
 
 #: Of several of them one acts.
 _ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)

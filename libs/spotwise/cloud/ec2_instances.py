@@ -28,8 +28,8 @@ from spotwise.cloud.instances import (
     in_order,
     require_mesh_name,
 )
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import SpotPrice
+from spotwise.core.messages.market import InstanceState, Market
 
 _log = structlog.get_logger()
 

@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import SpotPrice
+from spotwise.core.messages.market import InstanceState, Market
 
 #: Prefix of the provider's own tags, which a caller may not set.
 OWN_TAGS = "spotwise:"

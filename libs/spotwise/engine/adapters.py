@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spotwise.core.adapter import AdapterRef
+from spotwise.core.requests.adapter import AdapterRef
 from spotwise.engine.adapter_files import AdaptedModule, AdapterFiles, read_adapter
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.completeness import one_line

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.loading import EngineConfig
 

@@ -15,7 +15,7 @@ from typing import Any
 import structlog
 import torch
 
-from spotwise.core.batching import BatchRow
+from spotwise.core.costs.batching import BatchRow
 from spotwise.engine.attention import PagedAttention
 from spotwise.engine.attention_interface import AttentionCall
 from spotwise.engine.compatibility import ModelFacts

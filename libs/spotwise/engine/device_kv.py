@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import xxhash
 
-from spotwise.core.kv_part import KvPart
+from spotwise.core.requests.kv_part import KvPart
 from spotwise.engine.kv_cache import PagedKvCache
 
 # Odd, so that a change of one word always changes the sum; the golden ratio spreads the factors (Knuth, TAOCP 3, 6.4).
@@ -23,7 +23,7 @@ _WORD_BYTES = 8
 
 
 class DeviceKv:
-    """Implements `spotwise.mesh.ports.KvMemory` and `PayloadMemory` over a cache on a GPU; any thread may call it.
+    """Implements `spotwise.mesh.ports.ports.KvMemory` and `PayloadMemory` over a cache on a GPU; any thread may call it.
 
     Args:
         cache: the engine's.

@@ -17,11 +17,11 @@ from typing import Any, Self
 import torch
 from llguidance import LLMatcher
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.batching import Batch
+from spotwise.core.costs.batching import Batch
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.adapters import Adapters
 from spotwise.engine.attention_interface import set_attention_context
 from spotwise.engine.compatibility import ModelFacts

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from spotwise.core.group_messages import GROUP_PATIENCE_S
+from spotwise.core.messages.groups import GROUP_PATIENCE_S
 from spotwise.engine.native.library import Kernels, StageFields
 
 #: Bytes of the ring from one member to another: an activation of 2,048 tokens of 4,096 numbers, so that a stage need not wait

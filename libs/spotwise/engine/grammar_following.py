@@ -12,7 +12,7 @@ import numpy as np
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
-from spotwise.core.sampling import GRAMMAR_FAILS
+from spotwise.core.requests.sampling import GRAMMAR_FAILS
 from spotwise.engine.deep_stack import with_deep_stack
 
 #: llguidance's own; what went wrong is said without the text so far.

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.kv_part import KvPart
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.core.requests.kv_part import KvPart
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import UnsupportedModelError
 from spotwise.engine.kv_cache import PagedKvCache

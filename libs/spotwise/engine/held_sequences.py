@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.batching import BatchRow
-from spotwise.core.record import RequestRecord
+from spotwise.core.costs.batching import BatchRow
+from spotwise.core.requests.record import RequestRecord
 from spotwise.engine.adapters import Adapters
 from spotwise.engine.grammars import Grammars
 from spotwise.engine.sequences import EngineSequence, require_valid

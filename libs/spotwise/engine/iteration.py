@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.core.batching import BatchRow
+from spotwise.core.costs.batching import BatchRow
 from spotwise.engine.attention import AttentionPlan, DecodeGroup, PrefillSpan
 from spotwise.engine.attention_interface import Plan
 from spotwise.engine.kv_cache import KvPlaces, PagedKvCache

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.core.kv_part import KvPart
+from spotwise.core.requests.kv_part import KvPart
 from spotwise.engine.host_kv_rows import HostKvRows
 from spotwise.engine.reserved_memory import reserved_zeros
 
@@ -80,7 +80,7 @@ def _pair(dtype: torch.dtype) -> int:
 
 
 class PagedKvCache:
-    """Keys and values by layer and block; implements `spotwise.mesh.ports.KvMemory`.
+    """Keys and values by layer and block; implements `spotwise.mesh.ports.ports.KvMemory`.
 
     Other threads may export and import while the model runs: import into blocks that the running iteration does not use,
     export those and layers that it has written.
@@ -337,7 +337,7 @@ class PagedKvCache:
 
 
 class CacheSection:
-    """Some layers and heads of a cache in host memory; implements `spotwise.mesh.ports.KvSection`."""
+    """Some layers and heads of a cache in host memory; implements `spotwise.mesh.ports.ports.KvSection`."""
 
     def __init__(self, cache: PagedKvCache, part: KvPart) -> None:
         self._cache = cache

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from spotwise.core.kv_size import CPU_SHARE, CUDA_SHARE, auto_kv_bytes, usable_kv_bytes
+from spotwise.core.kv.size import CPU_SHARE, CUDA_SHARE, auto_kv_bytes, usable_kv_bytes
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.errors import ModelError
 

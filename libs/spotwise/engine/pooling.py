@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from spotwise.core.batching import BatchRow
-from spotwise.core.sampling import Pooling
+from spotwise.core.costs.batching import BatchRow
+from spotwise.core.requests.sampling import Pooling
 
 
 class PromptPooling:

@@ -12,7 +12,7 @@ import structlog
 import torch
 from transformers.pytorch_utils import Conv1D
 
-from spotwise.core.batching import BatchRow
+from spotwise.core.costs.batching import BatchRow
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.fused_layer import FusedDecoderLayer, LayerWeights, find_parts
 from spotwise.engine.iteration import SequenceRow

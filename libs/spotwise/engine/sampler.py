@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
+from spotwise.core.requests.sampling import SampledToken, SamplingParams, TokenLogprobs, counter_uniform
 from spotwise.engine.grammar_following import GrammarError
 from spotwise.engine.grammars import AllowedTokens
 from spotwise.engine.logit_changes import SamplingRow, change_logits

@@ -8,10 +8,10 @@ from typing import Self
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.batching import BatchRow
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams, TokenLogprobs
+from spotwise.core.costs.batching import BatchRow
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams, TokenLogprobs
 from spotwise.engine.low_rank import LoadedAdapter
 from spotwise.engine.pooling import PromptPooling
 

@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from spotwise.core.cost_model import LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
-from spotwise.core.measured_range import MeasuredRange
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.costs.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.costs.measured_range import MeasuredRange
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"

@@ -7,11 +7,11 @@ from typing import Literal
 
 from pydantic import ByteSize, Field, ValidationError, model_validator
 
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import Market
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.refusals import SHORTEST_S
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.market import Market
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
 from spotwise.files.toml_tables import FileTable, first_fault, read_tables

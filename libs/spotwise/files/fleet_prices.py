@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spotwise.core.fleet.keeper_events import PricedOffer
-from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries, SpotPrice
 from spotwise.core.fleet.refusals import OfferKey
+from spotwise.core.messages.market import Market
 from spotwise.files.fleet_file import FleetFile, TypeTerms
 from spotwise.files.prices import PriceList
 

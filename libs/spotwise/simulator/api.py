@@ -8,9 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.runs.cluster_file import ObjectiveTerms, read_cluster

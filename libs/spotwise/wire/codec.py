@@ -8,8 +8,8 @@ from typing import Any
 from google.protobuf.message import DecodeError
 from google.protobuf.message import Message as Proto
 
-from spotwise.core import messages as m
-from spotwise.core.messages import Message
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.mesh import Message
 from spotwise.wire import codec_fleet, codec_kv, codec_members, codec_reshape, codec_spot, codec_tokens
 from spotwise.wire.field_codec import Codec, attempts_codec, codec_of, each_of, same
 from spotwise.wire.finite import check_finite

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
 from spotwise.wire.field_codec import Codec, codec_of, each_of, same
 from spotwise.wire.v1 import fleet_pb2 as fleet
 

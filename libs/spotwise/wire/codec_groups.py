@@ -8,9 +8,9 @@ from typing import Any
 
 from google.protobuf.message import DecodeError
 
-from spotwise.core import group_messages as g
-from spotwise.core.sampling import SampledToken
-from spotwise.core.worker import commands as c
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.wire import codec_kv, codec_reshape
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_records import record_from, record_to
@@ -156,12 +156,12 @@ _ORDERS: _Table = {
     ),
     g.ClearGroupKv: ("clear", *codec_of(g.ClearGroupKv, pb.ClearGroupKv, block_ids=(same, tuple))),
     g.DissolveGroup: ("dissolve", *codec_of(g.DissolveGroup, pb.DissolveGroup, "reason", "is_last", "for_good")),
-    c.ExpectKv: ("expect_kv", *codec_of(c.ExpectKv, pb.ExpectKv, "choice_id", "epoch", block_ids=(same, tuple))),
-    c.ForgetKv: ("forget_kv_of_choice_id", lambda order: order.choice_id, c.ForgetKv),
-    c.OpenPush: (
+    h.ExpectKv: ("expect_kv", *codec_of(h.ExpectKv, pb.ExpectKv, "choice_id", "epoch", block_ids=(same, tuple))),
+    h.ForgetKv: ("forget_kv_of_choice_id", lambda order: order.choice_id, h.ForgetKv),
+    h.OpenPush: (
         "open_push",
         *codec_of(
-            c.OpenPush,
+            h.OpenPush,
             pb.OpenPush,
             *(*_ATTEMPT, "written_tokens", "number"),
             optional=("num_tokens",),
@@ -169,11 +169,11 @@ _ORDERS: _Table = {
             source_block_ids=(same, tuple),
         ),
     ),
-    c.CommitPush: (
+    h.CommitPush: (
         "commit_push",
-        *codec_of(c.CommitPush, pb.CommitPush, handoff=codec_kv.HANDOFF, source_block_ids=(same, tuple)),
+        *codec_of(h.CommitPush, pb.CommitPush, handoff=codec_kv.HANDOFF, source_block_ids=(same, tuple)),
     ),
-    c.AbortPush: ("abort_push", *codec_of(c.AbortPush, pb.OfAttempt, *_ATTEMPT)),
+    h.AbortPush: ("abort_push", *codec_of(h.AbortPush, pb.OfAttempt, *_ATTEMPT)),
 }
 _REPORTS: _Table = {
     g.DeviceOffered: (
@@ -193,16 +193,16 @@ _REPORTS: _Table = {
     g.GroupSwapEnded: ("swapped", *codec_of(g.GroupSwapEnded, pb.GroupSwapEnded, "epoch", "number", "error")),
     g.GroupRefused: ("refused", *codec_of(g.GroupRefused, pb.GroupRefused, "epoch", "reason")),
     g.GroupBroken: ("broken", *codec_of(g.GroupBroken, pb.GroupBroken, "epoch", "reason")),
-    c.PushCaughtUp: ("push_caught_up", *codec_of(c.PushCaughtUp, pb.PushCaughtUp, *_ATTEMPT, "number")),
-    c.HandoffDelivered: (
+    h.PushCaughtUp: ("push_caught_up", *codec_of(h.PushCaughtUp, pb.PushCaughtUp, *_ATTEMPT, "number")),
+    h.HandoffDelivered: (
         "handoff_delivered",
         *codec_of(
-            c.HandoffDelivered,
+            h.HandoffDelivered,
             pb.HandoffDelivered,
             *(*_ATTEMPT, "kv_bytes", "transfer_s", "transport", "visible_s"),
         ),
     ),
-    c.HandoffFailed: ("handoff_failed", *codec_of(c.HandoffFailed, pb.HandoffFailed, *_ATTEMPT, "reason")),
+    h.HandoffFailed: ("handoff_failed", *codec_of(h.HandoffFailed, pb.HandoffFailed, *_ATTEMPT, "reason")),
     g.PartArrived: (
         "part_arrived",
         *codec_of(g.PartArrived, pb.PartArrived, "kv_bytes", "transfer_s", "transport", handoff=codec_kv.HANDOFF),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotwise.core.kv_part import KvPart
-from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff, KvShare, KvTarget
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvTarget, QueueLevel
 from spotwise.wire.field_codec import Codec, codec_of, same
 from spotwise.wire.v1 import group_pb2 as group
 from spotwise.wire.v1 import worker_pb2 as worker

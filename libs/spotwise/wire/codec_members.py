@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import members as m
+from spotwise.core.messages import members as m
 from spotwise.wire.field_codec import codec_of, same
 from spotwise.wire.v1 import cluster_pb2 as cluster
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.wire.v1 import request_pb2 as pb
 
 _POOLING_TO = {None: pb.POOLING_UNSPECIFIED, Pooling.LAST: pb.POOLING_LAST, Pooling.MEAN: pb.POOLING_MEAN}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.wire.v1 import spot_pb2
 
 

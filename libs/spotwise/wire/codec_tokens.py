@@ -4,9 +4,9 @@ log-probabilities) are in extras, by position.
 
 from __future__ import annotations
 
-from spotwise.core.messages import TokenBatch, TokenDelta
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.messages.mesh import TokenBatch, TokenDelta
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.wire.v1 import request_pb2 as pb
 
 _FINISH_TO = {

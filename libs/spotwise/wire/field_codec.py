@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
-    from spotwise.core.worker_messages import Attempt
+    from spotwise.core.messages.worker import Attempt
 
 Codec: TypeAlias = tuple[Callable[[Any], Any], Callable[[Any], Any]]  # to protobuf, and back
 

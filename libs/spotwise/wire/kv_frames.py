@@ -11,9 +11,8 @@ import enum
 import struct
 from dataclasses import dataclass
 
-from spotwise.core.kv_part import KvPart
-from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, QueueLevel
 from spotwise.wire.framing import MAX_PAYLOAD_BYTES, SEAL_BYTES, VERSION, FrameError, decode_id, encode_id, seal, unseal
 
 #: Longest request id, in utf-8 bytes.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotwise.core.store_budget import Kind
+from spotwise.core.access.store_budget import Kind
 from spotwise.wire import subjects
 from spotwise.wire.roles import MEMBERS, ROLE_OF, MeshRole
 

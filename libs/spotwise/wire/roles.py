@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
-from spotwise.core.members import MemberKind
+from spotwise.core.messages.members import MemberKind
 
 
 class MeshRole(StrEnum):

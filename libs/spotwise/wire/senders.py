@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spotwise.core import messages as m
-from spotwise.core.messages import Message
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.mesh import Message
 from spotwise.wire.roles import MeshRole
 
 #: Of each role the messages that its members put into inboxes of others. A new message gets a place here, or is never received.

@@ -5,7 +5,7 @@ beginning. Every scheduler receives both, and the active one answers: so a gatew
 heartbeat's subject names the kind of its member, since a broker's permissions are patterns of subjects (`permissions`).
 """
 
-from spotwise.core.members import MemberKind
+from spotwise.core.messages.members import MemberKind
 from spotwise.wire.roles import MeshRole
 
 _ROOT = "spotwise.v1"

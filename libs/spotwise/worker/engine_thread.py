@@ -16,10 +16,10 @@ from typing import Any, Self, TypeVar
 
 import structlog
 
-from spotwise.core.batching import Batch
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
 from spotwise.engine.exchange import GroupBrokenError
 from spotwise.engine.group_place import GroupPlace
@@ -30,8 +30,8 @@ from spotwise.engine.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.garbage import give_back_freed_memory
-from spotwise.mesh.grpc_control import IterationTime
+from spotwise.mesh.grpc.control import IterationTime
+from spotwise.mesh.process.garbage import give_back_freed_memory
 from spotwise.worker.engine_watch import EngineWatch
 
 _log = structlog.get_logger(__name__)

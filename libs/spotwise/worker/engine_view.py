@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
 from spotwise.worker.runtime import WorkerRuntime
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.worker.iteration_bound import IterationBound
-from spotwise.mesh.grpc_control import IterationTime
-from spotwise.mesh.watchdog import Watchdog, WatchedPart
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.worker.scheduling.iteration_bound import IterationBound
+from spotwise.mesh.grpc.control import IterationTime
+from spotwise.mesh.process.watchdog import Watchdog, WatchedPart
 
 
 class EngineWatch:

@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections import deque
 from itertools import islice
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.mesh.grpc_control import IterationTime, RecentIterations
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.mesh.grpc.control import IterationTime, RecentIterations
 
 #: A minute of iterations of a few milliseconds.
 _KEPT = 8192

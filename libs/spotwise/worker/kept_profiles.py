@@ -19,7 +19,7 @@ from typing import Any
 import structlog
 from filelock import AsyncFileLock, Timeout
 
-from spotwise.core.cost_profile import CostProfile
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.cost_profile import profile_as_dict, profile_from_json
 
 _log = structlog.get_logger(__name__)

@@ -11,14 +11,16 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spotwise.core.batching import Batch
+from spotwise.core.costs.batching import Batch
 from spotwise.core.latest import LatestDict
-from spotwise.core.record import KvSource, KvTarget, sequence_id
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.hand_offs import PushMode
+from spotwise.core.requests.record import KvSource, KvTarget, sequence_id
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.push_policy import WORKERS_REMEMBERED, PushCosts, PushMode
-from spotwise.mesh.link_fit import LinkFit
-from spotwise.mesh.ports import KvPush, KvTransferError, KvTransport
-from spotwise.mesh.whole_push import source_of
+from spotwise.core.worker.kv.push_policy import WORKERS_REMEMBERED, PushCosts
+from spotwise.mesh.links.link_fit import LinkFit
+from spotwise.mesh.links.whole_push import source_of
+from spotwise.mesh.ports.ports import KvPush, KvTransferError, KvTransport
 
 #: Weight of the newest iteration in the mean time that layer notices take.
 _NEWEST = 0.25
@@ -93,7 +95,7 @@ class KvPushes:
             prompt.push.wrote(self._num_layers, prompt.num_blocks)
             prompt.push.commit(handoff)
 
-    def open(self, command: c.OpenPush) -> None:
+    def open(self, command: h.OpenPush) -> None:
         """Open the push of a prompt that will be computed, or of a sequence that decodes on."""
         source = command.source
         prompt = self._open(command.target, source, None if source.num_tokens is None else PushMode.LAYERWISE)
@@ -101,14 +103,14 @@ class KvPushes:
             return
         prompt.push.wrote(self._num_layers, self._whole_blocks(prompt, source.written_tokens))
         if source.num_tokens is None:
-            caught_up = c.PushCaughtUp(source.choice_id, source.epoch, source.number)
+            caught_up = h.PushCaughtUp(source.choice_id, source.epoch, source.number)
             self._spawn(self._catch_up(prompt.push, caught_up), "pre_copy")
 
-    async def _catch_up(self, push: KvPush, caught_up: c.PushCaughtUp) -> None:
+    async def _catch_up(self, push: KvPush, caught_up: h.PushCaughtUp) -> None:
         await push.caught_up()
         self._feed(caught_up)
 
-    def commit(self, command: c.CommitPush) -> None:
+    def commit(self, command: h.CommitPush) -> None:
         """Commit the push of a prompt, which is computed now, or of a sequence; no effect where it has failed already."""
         handoff = command.handoff
         prompt = self._prompts.get(sequence_id(handoff.choice_id, handoff.epoch))
@@ -117,7 +119,7 @@ class KvPushes:
                 prompt.push.wrote(self._num_layers, prompt.num_blocks)
             prompt.push.commit(handoff, command.source_block_ids)
 
-    def abort(self, command: c.AbortPush) -> None:
+    def abort(self, command: h.AbortPush) -> None:
         """Abort a push."""
         prompt = self._prompts.get(sequence_id(command.choice_id, command.epoch))
         if prompt is not None:
@@ -148,7 +150,7 @@ class KvPushes:
             push = self._transport.open_push(target, source)
         except ValueError as error:
             # Later: the remaining commands of the current event come first.
-            asyncio.get_running_loop().call_soon(self._feed, c.HandoffFailed(choice_id, epoch, str(error)))
+            asyncio.get_running_loop().call_soon(self._feed, h.HandoffFailed(choice_id, epoch, str(error)))
             return None
         prompt = self._prompts[sequence_id(choice_id, epoch)] = _Prompt(push, source.num_tokens, len(source.block_ids))
         self._spawn(self._deliver(push, target.worker_id, choice_id, epoch, mode), "push_kv")
@@ -158,14 +160,14 @@ class KvPushes:
         try:
             report = await push.delivered()
         except (KvTransferError, ValueError) as error:
-            self._feed(c.HandoffFailed(choice_id, epoch, str(error)))
+            self._feed(h.HandoffFailed(choice_id, epoch, str(error)))
             return
         finally:
             del self._prompts[sequence_id(choice_id, epoch)]
         assert report.visible_s is not None  # a sender knows it
         if mode is not None:  # a prompt's: what a move costs says nothing of these
             self._note(worker_id, mode, report.kv_bytes, report.visible_s)
-        delivered = c.HandoffDelivered(
+        delivered = h.HandoffDelivered(
             choice_id,
             epoch,
             report.kv_bytes,

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import structlog
 
-from spotwise.core.members import MemberKind
-from spotwise.core.record import RequestRecord
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages.members import MemberKind
+from spotwise.core.requests.record import RequestRecord
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
 
 _log = structlog.get_logger(__name__)
 

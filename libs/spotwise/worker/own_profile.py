@@ -13,8 +13,8 @@ from typing import Any
 
 import structlog
 
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.costs.measured_range import MeasuredRange
 from spotwise.engine.loading import device_name
 from spotwise.engine.shared_weights import weights_fingerprint
 from spotwise.worker.cost_fit import fit_iterations

@@ -11,22 +11,23 @@ from typing import get_args
 import psutil
 import structlog
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.members import Member
-from spotwise.core.messages import RecordLedger, Send, Tick, TokenBatch, TokenDelta
-from spotwise.core.record import KvHandoff
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import TOO_LARGE, SampledToken
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import RecordLedger, Send, Tick, TokenBatch, TokenDelta
+from spotwise.core.messages.worker import Drain
+from spotwise.core.requests.record import KvHandoff
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import DEADLINE_CAME, WorkerRole
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.grpc_control import EngineDescription
-from spotwise.mesh.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.watchdog import WatchedPart
+from spotwise.mesh.grpc.control import EngineDescription
+from spotwise.mesh.ports.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
+from spotwise.mesh.process.watchdog import WatchedPart
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.wire import subjects
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.iteration_times import IterationTimes
@@ -88,12 +89,12 @@ class WorkerRuntime:
                 c.DropSequence: lambda command: engine.drop_sequence(command.sequence_id),
                 c.AppendToken: lambda command: engine.append_token(command.sequence_id, command.token_id),
                 c.RunIteration: self._run_iteration,
-                c.ExpectKv: lambda cmd: transport.expect(cmd.choice_id, cmd.epoch, cmd.block_ids),
-                c.ForgetKv: lambda command: transport.forget(command.choice_id),
+                h.ExpectKv: lambda cmd: transport.expect(cmd.choice_id, cmd.epoch, cmd.block_ids),
+                h.ForgetKv: lambda command: transport.forget(command.choice_id),
                 c.PushKv: self._pushes.push,
-                c.OpenPush: self._pushes.open,
-                c.CommitPush: self._pushes.commit,
-                c.AbortPush: self._pushes.abort,
+                h.OpenPush: self._pushes.open,
+                h.CommitPush: self._pushes.commit,
+                h.AbortPush: self._pushes.abort,
                 c.SwapOut: swaps.swap_out,
                 c.SwapIn: swaps.swap_in,
                 c.TakeHomePool: lambda command: host.introduce(pool=command.pool),
@@ -233,8 +234,8 @@ class WorkerRuntime:
 
 
 def _smaller_parts(batch: TokenBatch, reason: str) -> tuple[TokenBatch, ...]:
-    """Divide a batch that is too large for the broker, where that takes less than `core/worker/token_batches.py` presumes; its
-    halves have its number. What is too large alone ends its attempt.
+    """Divide a batch that is too large for the broker, where that takes less than `core/worker/sequences/token_batches.py`
+    presumes; its halves have its number. What is too large alone ends its attempt.
 
     Raises:
         PayloadTooLargeError: it has nothing large.

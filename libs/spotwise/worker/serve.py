@@ -6,10 +6,10 @@ import contextlib
 import os
 from functools import partial
 
-from spotwise.core.members import MemberKind, Pool
+from spotwise.core.messages.members import MemberKind, Pool
 from spotwise.engine.errors import ModelError
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.serve import serve_leader

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spotwise.core.worker.policy import Discipline
-from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.ucx_transfer import UcxKvTransport
-from spotwise.mesh.watchdog import WAITING_PATIENCE
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
+from spotwise.mesh.process.watchdog import WAITING_PATIENCE
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch

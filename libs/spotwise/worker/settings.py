@@ -8,21 +8,21 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.confirmation import CONFIRM_EVERY_S
-from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
-from spotwise.core.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.group_messages import GROUP_PATIENCE_S, GroupExchange
-from spotwise.core.kv_size import CPU_SHARE
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.members import Pool
-from spotwise.core.worker.mlfq_policy import queues_for
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.kv.size import CPU_SHARE
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
+from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
+from spotwise.core.messages.members import Pool
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.policy_registry import SCHEDULING_POLICIES, served_policies
-from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.registry import SCHEDULING_POLICIES, served_policies
 from spotwise.files.cost_profile import read_cost_profile
-from spotwise.mesh.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
-from spotwise.mesh.settings import ModelServiceSettings
+from spotwise.mesh.links.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
+from spotwise.mesh.service.settings import ModelServiceSettings
 from spotwise.worker.engine_choices import DEVICE, Dtype
 
 #: Of a worker's iterations.

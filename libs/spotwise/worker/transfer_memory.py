@@ -9,8 +9,8 @@ import structlog
 from spotwise.engine.device_kv import DeviceKv
 from spotwise.engine.kv_cache import PagedKvCache
 from spotwise.engine.torch_devices import make_current
-from spotwise.mesh.ports import KvMemory, PayloadMemory
-from spotwise.mesh.ucx_reactor import reaches_cuda_memory
+from spotwise.mesh.links.ucx_reactor import reaches_cuda_memory
+from spotwise.mesh.ports.ports import KvMemory, PayloadMemory
 
 _log = structlog.get_logger(__name__)
 

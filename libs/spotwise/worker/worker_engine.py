@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
-from spotwise.mesh.grpc_control import GroupTimes
+from spotwise.core.costs.batching import Batch
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
+from spotwise.mesh.grpc.control import GroupTimes
 
 
 class WorkerEngine(Protocol):

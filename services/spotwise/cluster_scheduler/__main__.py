@@ -9,9 +9,10 @@ import structlog
 
 from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.cluster_scheduler.settings import SchedulerSettings
-from spotwise.core.fleet_messages import FleetReported
-from spotwise.core.members import Member, MemberKind, QuarantinedPair
-from spotwise.core.messages import (
+from spotwise.core.membership.term import TermLease
+from spotwise.core.messages.fleet import FleetReported
+from spotwise.core.messages.members import Member, MemberKind, QuarantinedPair
+from spotwise.core.messages.mesh import (
     CloseRequest,
     RecordLedger,
     RequestAccepted,
@@ -20,13 +21,12 @@ from spotwise.core.messages import (
     SubmitRequest,
     Tick,
 )
-from spotwise.core.scheduler import SchedulerActivated, SchedulerDeactivated, SchedulerEvent, SchedulerRole
-from spotwise.core.term import TermLease
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.run_service import run_service
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.term_holder import TermHolder
+from spotwise.core.scheduler.role import SchedulerActivated, SchedulerDeactivated, SchedulerEvent, SchedulerRole
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
+from spotwise.mesh.service.run import run_service
+from spotwise.mesh.service.term_holder import TermHolder
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 

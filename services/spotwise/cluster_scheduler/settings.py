@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.confirmation import CONFIRM_EVERY_S
-from spotwise.core.scheduler import SchedulerLimits
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
+from spotwise.mesh.service.settings import ServiceSettings
 
 
 class SchedulerSettings(ServiceSettings):

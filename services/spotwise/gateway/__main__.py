@@ -9,16 +9,14 @@ from pathlib import Path
 import uvicorn
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.members import MemberKind
-from spotwise.core.model_alias import model_aliases, require_aliases_of
+from spotwise.core.messages.members import MemberKind
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
 from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.errors import ModelError
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.embedding_model import EmbeddingModel, read_embedding_model
-from spotwise.gateway.http_protocol import http_protocol
-from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
@@ -27,12 +25,14 @@ from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, publis
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.gateway.store_watch import StoreWatch
 from spotwise.gateway.stored_responses import StoredResponses
-from spotwise.gateway.text import ChatText, ModelTextError
-from spotwise.gateway.tls import CERTIFICATE_LOOK_S, ServerTls
-from spotwise.mesh.garbage import collect_little_at_once, give_back_freed_memory, keep_little_freed_memory
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.run_service import run_service
-from spotwise.mesh.service import ServiceHost
+from spotwise.http.protocol import http_protocol
+from spotwise.http.server import HttpServer
+from spotwise.http.tls import CERTIFICATE_LOOK_S, ServerTls
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.garbage import collect_little_at_once, give_back_freed_memory, keep_little_freed_memory
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.run import run_service
+from spotwise.text.text import ChatText, ModelTextError
 
 #: After so long a thread leaves the interpreter to the event loop, which asks for it with each event: Python's default of 5 ms,
 #: for each of a few busy threads, would add up to tenths of a second in an iteration of the loop.

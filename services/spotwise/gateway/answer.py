@@ -17,22 +17,22 @@ from typing import Any
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.answer_work import AnswerWork, parts_of, scores_of_batch, scores_of_piece
 from spotwise.gateway.choice import Choice, ChoiceText
-from spotwise.gateway.errors import GenerationError, describe
 from spotwise.gateway.event_stream import EventStream
 from spotwise.gateway.generation import GeneratedTokens, SequenceSpec, TextEndedError
-from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.parameters import WARNING_HEADER, warning_of
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
-from spotwise.gateway.quotas import Reservation
 from spotwise.gateway.replay import ReplayedChoice
+from spotwise.gateway.schema.parameters import WARNING_HEADER, warning_of
 from spotwise.gateway.score_limits import ScoreRoom
-from spotwise.gateway.sse import interleave, run_while_connected
 from spotwise.gateway.stream_position import ChoicePosition, StreamPosition
-from spotwise.gateway.text import ChatText
+from spotwise.http.errors import GenerationError, describe
+from spotwise.http.json_parts import PartsResponse
+from spotwise.http.sse import interleave, run_while_connected
+from spotwise.text.text import ChatText
 
 #: As `Generation.generate`.
 Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]

@@ -6,8 +6,8 @@ import abc
 from typing import ClassVar
 
 from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.sse import COMMENT, DONE
+from spotwise.http.errors import ApiError
+from spotwise.http.sse import COMMENT, DONE
 
 #: Token counts of an answer, as OpenAI's older endpoints name them.
 Usage = dict[str, int | dict[str, int]]

@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import TypeVar
 
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.gateway.choice import ChoiceText
 from spotwise.gateway.generation import GeneratedTokens
-from spotwise.gateway.off_loop import INLINE_BYTES, Effort, OffLoop
+from spotwise.http.off_loop import INLINE_BYTES, Effort, OffLoop
 
 Result = TypeVar("Result")
 

@@ -17,28 +17,28 @@ from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.gateway.api_access import ApiAccess
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import READING, BearerAuth
+from spotwise.gateway.access.body_work import BodyWork
+from spotwise.gateway.access.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import READING, BearerAuth
-from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.embedding_routes import add_embedding_routes
-from spotwise.gateway.errors import ErrorEdge, answer_http_exception
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.late_answers import LateAnswer, LateAnswers
 from spotwise.gateway.message_routes import add_message_routes
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.openapi import api_description
-from spotwise.gateway.parameters import WARNING_HEADER
 from spotwise.gateway.planning import CHAT, COMPLETIONS, RESPONSES, Planning
-from spotwise.gateway.quotas import RATE_LIMIT_HEADERS
-from spotwise.gateway.request_ids import RequestIds, TrailingSlashes
 from spotwise.gateway.request_routes import add_request_routes
 from spotwise.gateway.response_routes import add_response_routes
+from spotwise.gateway.schema.parameters import WARNING_HEADER
 from spotwise.gateway.status_routes import add_model_routes, add_status_routes
 from spotwise.gateway.stored_responses import StoredResponses
-from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_routes import add_token_routes
+from spotwise.http.errors import ErrorEdge, answer_http_exception
+from spotwise.http.late_answers import LateAnswer, LateAnswers
+from spotwise.http.request_ids import RequestIds, TrailingSlashes
+from spotwise.text.text import ChatText
 
 
 def create_app(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.model_alias import ANY_NAME
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.model_alias import ANY_NAME
 from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults
-from spotwise.gateway.schema import LEAST_PRIORITY
+from spotwise.gateway.schema.shared import LEAST_PRIORITY
 
 
 @dataclass(frozen=True, slots=True)

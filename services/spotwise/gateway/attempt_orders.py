@@ -11,17 +11,17 @@ import structlog
 
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.messages import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
-from spotwise.core.prefix_spans import prefix_spans
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.messages.mesh import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
+from spotwise.core.messages.worker import StreamRef
+from spotwise.core.requests.prefix_spans import prefix_spans
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import TokenStream
-from spotwise.mesh.ports import MeshError, NoRoomError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ports.ports import MeshError, NoRoomError
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 

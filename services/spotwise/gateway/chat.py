@@ -6,25 +6,25 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
 from spotwise.gateway.chat_tools import tool_use
 from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.control_tokens import TooManyMarksError
-from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.message_reader import MessagePart, calls_of
-from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import GenerationPlan, PromptTokens, plan_generation, require_logprobs, require_model
-from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
 from spotwise.gateway.response_format import ResponseFormat, WholeChoice
-from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_chat import ChatPrompt, ChatRequest
-from spotwise.gateway.schema_tools import Tool
-from spotwise.gateway.sse import event
-from spotwise.gateway.template_wishes import wished_variables
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.truncation import Truncation
+from spotwise.gateway.schema.chat import ChatPrompt, ChatRequest
+from spotwise.gateway.schema.parameters import Endpoint, ignored_in
+from spotwise.gateway.schema.shared import parse_request
+from spotwise.gateway.schema.tools import Tool
+from spotwise.http.errors import bad_request
+from spotwise.http.sse import event
+from spotwise.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
+from spotwise.text.control_tokens import TooManyMarksError
+from spotwise.text.detokenize import LEAST_LOGPROB, TokenBytes
+from spotwise.text.message_reader import MessagePart, calls_of
+from spotwise.text.prompt_encoder import PromptTooLongError
+from spotwise.text.template_wishes import wished_variables
+from spotwise.text.text import ChatText
+from spotwise.text.truncation import Truncation
 
 
 def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:

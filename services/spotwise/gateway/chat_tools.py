@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.message_forms import LISTED_CALLS, REASONING, MessageForm
-from spotwise.gateway.message_reader import MessageReading
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_tools import AllowedToolsChoice, Tool
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.tools import AllowedToolsChoice, Tool
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
+from spotwise.http.errors import bad_request
+from spotwise.text.message_forms import LISTED_CALLS, REASONING, MessageForm
+from spotwise.text.message_reader import MessageReading
+from spotwise.text.text import ChatText
 
 #: The message that the prompt begins is among so many of its last tokens.
 _PREFIX_TOKENS = 2048

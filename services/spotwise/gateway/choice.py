@@ -9,15 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import TokenLogprobs
-from spotwise.gateway.errors import GenerationError
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.generation import GeneratedTokens
-from spotwise.gateway.message_reader import MessagePart, MessageReader
 from spotwise.gateway.plan import PlannedSequence, PromptTokens, TextRules
-from spotwise.gateway.stop_strings import StopStringScanner
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.written_json import WrittenJson
+from spotwise.http.errors import GenerationError
+from spotwise.text.message_reader import MessagePart, MessageReader
+from spotwise.text.stop_strings import StopStringScanner
+from spotwise.text.text import ChatText
+from spotwise.text.written_json import WrittenJson
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,9 +7,6 @@ from typing import Any
 
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.detokenize import LEAST_LOGPROB
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import (
     GenerationPlan,
     PromptTokens,
@@ -20,11 +17,14 @@ from spotwise.gateway.plan import (
 from spotwise.gateway.prompt_limits import prompt_too_long, require_choices, truncation_of
 from spotwise.gateway.prompt_tokens import prompt_tokens
 from spotwise.gateway.response_format import ResponseFormat, WholeChoice
-from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_prompts import Prompt, num_prompts, prompts_of
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.truncation import Truncation
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.parameters import Endpoint, ignored_in
+from spotwise.gateway.schema.prompts import Prompt, num_prompts, prompts_of
+from spotwise.gateway.schema.shared import parse_request
+from spotwise.http.errors import bad_request
+from spotwise.text.detokenize import LEAST_LOGPROB
+from spotwise.text.text import ChatText
+from spotwise.text.truncation import Truncation
 
 #: OpenAI's documented default of this endpoint, and vLLM's.
 DEFAULT_MAX_TOKENS = 16

@@ -10,7 +10,7 @@ import re
 
 from starlette.datastructures import Headers
 
-from spotwise.gateway.errors import bad_request
+from spotwise.http.errors import bad_request
 
 HEADER = "x-request-timeout"
 #: Nine digits: thirty years.

@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from spotwise.core.request import FinishReason
+from spotwise.core.requests.request import FinishReason
+from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.answer import Generate
 from spotwise.gateway.embedding_plan import EmbeddingPlan
-from spotwise.gateway.errors import GenerationError
-from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.plan import PlannedSequence
-from spotwise.gateway.quotas import Reservation
-from spotwise.gateway.sse import interleave, run_while_connected
+from spotwise.http.errors import GenerationError
+from spotwise.http.json_parts import PartsResponse
+from spotwise.http.sse import interleave, run_while_connected
 
 #: Inputs of one request that the mesh has at a time.
 AT_ONCE = 32

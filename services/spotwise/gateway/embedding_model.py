@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spotwise.core.sampling import Pooling
+from spotwise.core.requests.sampling import Pooling
 
 #: What says how to pool where the folder does not, or says otherwise.
 POOLING_SETTING = "SPOTWISE_EMBEDDING_POOLING"

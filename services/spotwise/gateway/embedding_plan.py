@@ -7,21 +7,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.core.prefix_salt import prefix_salt
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import Pooling, SamplingParams
+from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import tenant_of
 from spotwise.gateway.embedding_model import MATRYOSHKA_SETTING, POOLING_SETTING, EmbeddingModel
-from spotwise.gateway.errors import bad_request
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.plan import PlannedSequence, PromptTokens, require_model, require_priority
 from spotwise.gateway.prompt_limits import prompt_too_long, truncation_of
 from spotwise.gateway.prompt_tokens import prompt_tokens
-from spotwise.gateway.schema_embeddings import MAX_INPUTS, EmbeddingRequest, parse_embeddings
-from spotwise.gateway.schema_prompts import num_prompts, prompts_of
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.truncation import Truncation
+from spotwise.gateway.schema.embeddings import MAX_INPUTS, EmbeddingRequest, parse_embeddings
+from spotwise.gateway.schema.prompts import num_prompts, prompts_of
+from spotwise.http.errors import bad_request
+from spotwise.text.text import ChatText
+from spotwise.text.truncation import Truncation
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,17 +9,17 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spotwise.gateway.access.auth import key_name
 from spotwise.gateway.answer import Generate
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import key_name
-from spotwise.gateway.body import parse_json_object
 from spotwise.gateway.embedding_answer import EmbeddingResponse
 from spotwise.gateway.embedding_plan import EmbeddingPlan, plan_embeddings
-from spotwise.gateway.late_answers import LateAnswer
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.planning import Planning
-from spotwise.gateway.request_ids import client_request_id, name_request
-from spotwise.gateway.text import ChatText
+from spotwise.http.body import parse_json_object
+from spotwise.http.late_answers import LateAnswer
+from spotwise.http.request_ids import client_request_id, name_request
+from spotwise.text.text import ChatText
 
 
 def add_embedding_routes(

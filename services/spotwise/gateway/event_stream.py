@@ -13,9 +13,9 @@ from collections.abc import Mapping, Sequence
 from starlette.types import Send
 
 from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.sse import COMMENT, stream_start
 from spotwise.gateway.stream_position import StreamPosition
-from spotwise.mesh.cancelling import end_tasks
+from spotwise.http.sse import COMMENT, stream_start
+from spotwise.mesh.process.cancelling import end_tasks
 
 
 class EventStream:

@@ -10,10 +10,10 @@ from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.messages import TokenDelta
-from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.messages.mesh import TokenDelta
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.request import FinishReason, StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

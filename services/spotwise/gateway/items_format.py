@@ -14,14 +14,14 @@ import orjson
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.chat import chat_logprobs
 from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.detokenize import TokenBytes
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.request_ids import item_id
 from spotwise.gateway.response_tools import action_of_call, input_of_call
-from spotwise.gateway.schema_response_tools import CalledTool
-from spotwise.gateway.sse import named_event
+from spotwise.gateway.schema.response_tools import CalledTool
+from spotwise.http.errors import ApiError
+from spotwise.http.request_ids import item_id
+from spotwise.http.sse import named_event
+from spotwise.text.detokenize import TokenBytes
+from spotwise.text.message_reader import MessagePart
 
 _Fields = dict[str, Any]
 #: Of items' ids.

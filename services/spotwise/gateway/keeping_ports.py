@@ -8,15 +8,15 @@ from typing import Protocol
 from starlette.requests import Request
 
 from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
-from spotwise.core.members import Member
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.gateway.access.quotas import Continued, Reservation
 from spotwise.gateway.answer import Generate, GenerationResponse
 from spotwise.gateway.answer_work import AnswerWork
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.quotas import Continued, Reservation
 from spotwise.gateway.stream_position import StreamPosition
-from spotwise.mesh.request_store import KeptRequestStore
+from spotwise.mesh.ports.requests import KeptRequestStore
 
 
 class KeepingGeneration(Generation, Protocol):

@@ -12,9 +12,9 @@ from typing import Any
 import orjson
 
 from spotwise.core.gateway.kept_request import KeptRequest
-from spotwise.gateway.errors import ApiError
 from spotwise.gateway.generation import EarlierTokens
 from spotwise.gateway.plan import GenerationPlan
+from spotwise.http.errors import ApiError
 
 
 def hash_of(*parts: bytes | str) -> str:

@@ -19,26 +19,26 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spotwise.core.access.store_budget import Kind, RoomVerdict
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, owner_of, turn_of
-from spotwise.core.messages import LedgerEntry
-from spotwise.core.store_budget import Kind, RoomVerdict
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.gateway.access.auth import caller_scope, key_name
+from spotwise.gateway.access.quotas import Continued, Reservation
 from spotwise.gateway.answer import Generate, GenerationResponse
-from spotwise.gateway.auth import caller_scope, key_name
-from spotwise.gateway.errors import ApiError, GenerationError, bad_request
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.keeping_ports import KeepingGeneration, KeepingStore, RequestPlanner
 from spotwise.gateway.kept_plan import form_of, restored
 from spotwise.gateway.kept_tokens import after_attempt, read_chunks, saved_tokens, tokens_to_go_on
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.owners import Owners
-from spotwise.gateway.parameters import WARNING_HEADER
 from spotwise.gateway.plan import GenerationPlan, PlannedBody
-from spotwise.gateway.quotas import Continued, Reservation
-from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.request_log import CANCELLED, RequestLog, cancelled, ending_of
+from spotwise.gateway.schema.parameters import WARNING_HEADER
 from spotwise.gateway.store_turns import StoreTurns
 from spotwise.gateway.stream_position import StreamPosition
+from spotwise.http.errors import ApiError, GenerationError, bad_request
+from spotwise.http.request_ids import client_request_id, name_request
 
 #: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
 ENDED_STREAM_KEPT_S = 30.0

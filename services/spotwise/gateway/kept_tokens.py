@@ -10,7 +10,7 @@ from collections.abc import AsyncGenerator, Iterable, Sequence
 from dataclasses import replace
 
 from spotwise.core.gateway.kept_request import KeptAttempt
-from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, SequenceSpec
 from spotwise.gateway.token_stream import saved
 from spotwise.wire.codec import decode, encode

@@ -13,8 +13,8 @@ from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.gateway.load_meter import LOAD_REPORT_S
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import (
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import (
     CloseRequest,
     LedgerEntry,
     RecordLedger,
@@ -22,17 +22,17 @@ from spotwise.core.messages import (
     Send,
     Tick,
 )
-from spotwise.core.sampling import ENGINE_FAILS
+from spotwise.core.requests.sampling import ENGINE_FAILS
 from spotwise.gateway.addresses import without_addresses
 from spotwise.gateway.attempt_orders import AttemptOrders, SubmissionTerms
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.token_saver import SAVE_EVERY_S, TokenSaver
 from spotwise.gateway.token_stream import TokenStream, generated, saved
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.service import ServiceHost
+from spotwise.http.errors import GenerationError
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.wire import subjects
 
 _log = structlog.get_logger(__name__)

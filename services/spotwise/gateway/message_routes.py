@@ -9,13 +9,13 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.body import parse_json_object
-from spotwise.gateway.body_work import BodyWork
-from spotwise.gateway.message_errors import MESSAGES_PATH
 from spotwise.gateway.messages import count_tokens
 from spotwise.gateway.planning import MESSAGES
-from spotwise.gateway.text import ChatText
+from spotwise.http.body import parse_json_object
+from spotwise.http.message_errors import MESSAGES_PATH
+from spotwise.text.text import ChatText
 
 
 def add_message_routes(

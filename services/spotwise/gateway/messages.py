@@ -13,11 +13,9 @@ from typing import Any, TypeVar
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import chat_token_ids, plan_chat_request
 from spotwise.gateway.chat_tools import tool_use
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.parameters import Endpoint, ignored_in, refuse_unsupported
 from spotwise.gateway.plan import GenerationPlan, require_model
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_messages import (
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.messages import (
     AnthropicsTool,
     Block,
     InputTool,
@@ -31,9 +29,11 @@ from spotwise.gateway.schema_messages import (
     ToolUseBlock,
     UnreadBlock,
 )
-from spotwise.gateway.strict_body import parse_body
-from spotwise.gateway.template_wishes import takes_effort, thinking_variables
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.parameters import Endpoint, ignored_in, refuse_unsupported
+from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.http.errors import bad_request
+from spotwise.text.template_wishes import takes_effort, thinking_variables
+from spotwise.text.text import ChatText
 
 Parsed = TypeVar("Parsed", bound=MessagesPrompt)
 

@@ -13,11 +13,11 @@ from pydantic_core import from_json
 
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.detokenize import TokenBytes
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.sse import named_event
+from spotwise.http.errors import ApiError
+from spotwise.http.sse import named_event
+from spotwise.text.detokenize import TokenBytes
+from spotwise.text.message_reader import MessagePart
 
 _KINDS: dict[str, Literal["text", "thinking", "tool_use"]] = {
     "content": "text",

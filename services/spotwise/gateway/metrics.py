@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spotwise.core.access.quotas import KeyLimit
-from spotwise.core.members import Member
-from spotwise.core.store_budget import Kind, RoomUse
+from spotwise.core.access.store_budget import Kind, RoomUse
+from spotwise.core.messages.members import Member
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.parameters import counted_name
 from spotwise.gateway.request_series import EndedSequence, RequestSeries
+from spotwise.gateway.schema.parameters import counted_name
 
 _TTFT_BUCKETS = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from spotwise.gateway.api_access import ApiAccess
-from spotwise.gateway.auth import OPEN_PATHS
-from spotwise.gateway.known_keys import REPORT_S, KnownKeys
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import OPEN_PATHS
+from spotwise.gateway.access.known_keys import REPORT_S, KnownKeys
+from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.quotas import Quotas
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.ucx_loopback import is_loopback
+from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
 
 
 async def open_access(settings: GatewaySettings, host: ServiceHost, metrics: GatewayMetrics) -> ApiAccess:

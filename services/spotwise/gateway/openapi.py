@@ -9,11 +9,10 @@ from collections.abc import Sequence
 
 from pydantic.json_schema import models_json_schema
 
-from spotwise.core.model_alias import ANY_NAME
+from spotwise.core.requests.model_alias import ANY_NAME
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import ChatFormat
 from spotwise.gateway.completions import CompletionFormat
-from spotwise.gateway.message_errors import MESSAGES_PATH
 from spotwise.gateway.openapi_answers import (
     CONTINUED,
     EMBEDDING_PATH,
@@ -48,15 +47,16 @@ from spotwise.gateway.openapi_parts import (
     path_part,
     ref,
 )
-from spotwise.gateway.parameters import REFUSED, Endpoint, Refused
-from spotwise.gateway.schema import GenerationRequest, SharedRequest
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
-from spotwise.gateway.schema_messages import MessagesPrompt, MessagesRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
-from spotwise.gateway.schema_tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
-from spotwise.gateway.strict_body import StrictBody
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.embeddings import REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
+from spotwise.gateway.schema.parameters import REFUSED, Endpoint, Refused
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.gateway.schema.shared import GenerationRequest, SharedRequest
+from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.gateway.schema.tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
+from spotwise.http.message_errors import MESSAGES_PATH
 
 _TOKEN_BODIES: tuple[type[StrictBody], ...] = (TokenizePrompt, TokenizeChat, DetokenizeRequest)
 _MESSAGE_BODIES: tuple[type[StrictBody], ...] = (MessagesRequest, MessagesPrompt)

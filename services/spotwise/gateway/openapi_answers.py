@@ -19,10 +19,10 @@ from spotwise.gateway.openapi_parts import (
     query,
     ref,
 )
-from spotwise.gateway.parameters import Endpoint
 from spotwise.gateway.planning import MESSAGES
 from spotwise.gateway.response_routes import MOST_ITEMS
-from spotwise.gateway.schema_embeddings import EmbeddingRequest
+from spotwise.gateway.schema.embeddings import EmbeddingRequest
+from spotwise.gateway.schema.parameters import Endpoint
 
 ERROR = object_of(error=object_of(message=TEXT, type=TEXT, param=OR_NULL, code=OR_NULL))
 MESSAGES_ERROR = object_of(type={"const": "error"}, error=object_of(type=TEXT, message=TEXT), request_id=TEXT)

@@ -11,10 +11,10 @@ from typing import Any
 
 from llguidance import LLMatcher, grammar_from
 
-from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.grammar_check import GrammarCheck
-from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs, Whitespace
+from spotwise.gateway.schema.output import OutputFormat, StructuredOutputs, Whitespace
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, COMPACT, JSON_BLANKS, MessageGrammar
+from spotwise.http.errors import ApiError, bad_request
+from spotwise.text.grammar_check import GrammarCheck
 
 #: It travels with every choice's record.
 MAX_GRAMMAR_BYTES = 128 << 10

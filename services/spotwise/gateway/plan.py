@@ -11,22 +11,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotwise.core.prefix_salt import prefix_salt
-from spotwise.core.request import StopCriteria
+from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.request import StopCriteria
+from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import tenant_of
-from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.message_reader import MessageReading
 from spotwise.gateway.output_grammar import is_json
 from spotwise.gateway.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.prompt_limits import require_choices
-from spotwise.gateway.schema import GenerationRequest, StreamOptions
-from spotwise.gateway.schema_response_tools import CalledTool
+from spotwise.gateway.schema.response_tools import CalledTool
+from spotwise.gateway.schema.shared import GenerationRequest, StreamOptions
 from spotwise.gateway.score_limits import ScoredAnswer
-from spotwise.gateway.stop_strings import StopTables
-from spotwise.gateway.text import ChatText
 from spotwise.gateway.tool_grammar import ANY_MESSAGE, MessageGrammar
+from spotwise.http.errors import ApiError, bad_request
+from spotwise.text.message_reader import MessageReading
+from spotwise.text.stop_strings import StopTables
+from spotwise.text.text import ChatText
 
 
 @dataclass(frozen=True, slots=True)

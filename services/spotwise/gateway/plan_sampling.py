@@ -6,13 +6,13 @@ import secrets
 from collections.abc import Sequence
 from typing import TypeVar
 
-from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.errors import bad_request
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.output_grammar import grammar_of
 from spotwise.gateway.sampling_defaults import SamplingDefaults
-from spotwise.gateway.schema import MAX_LISTED_TOKENS, GenerationRequest
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.shared import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.gateway.tool_grammar import MessageGrammar
+from spotwise.http.errors import bad_request
+from spotwise.text.text import ChatText
 
 Number = TypeVar("Number", int, float)
 

@@ -9,31 +9,27 @@ from typing import Any, Protocol
 
 from starlette.requests import Request
 
+from spotwise.core.access.store_budget import Kind
 from spotwise.core.gateway.kept_request import KeptRequest
-from spotwise.core.store_budget import Kind
+from spotwise.gateway.access.auth import caller_of, caller_scope, key_name
+from spotwise.gateway.access.body_work import BodyWork
+from spotwise.gateway.access.quotas import Continued, Quotas, Reservation
 from spotwise.gateway.answer import Generate, GenerationResponse, choices_of
 from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.answer_work import AnswerWork
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import caller_of, caller_scope, key_name
-from spotwise.gateway.body import parse_json_object
-from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.chat import ChatFormat, plan_chat
 from spotwise.gateway.choice import Choice
 from spotwise.gateway.completions import CompletionFormat, plan_completion
 from spotwise.gateway.deadlines import deadline_of
-from spotwise.gateway.detokenize import TokenBytes
 from spotwise.gateway.items_format import ItemsFormat
 from spotwise.gateway.kept_plan import hash_of_body, prompt_hash
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.off_loop import effort_of_size
-from spotwise.gateway.parameters import Endpoint, noted
 from spotwise.gateway.plan import GenerationPlan, PlannedBody, PlannedSequence
-from spotwise.gateway.quotas import Continued, Quotas, Reservation
-from spotwise.gateway.request_ids import client_request_id, name_request
 from spotwise.gateway.responses import plan_response, previous_response
+from spotwise.gateway.schema.parameters import Endpoint, noted
 from spotwise.gateway.score_limits import ScoreRoom
 from spotwise.gateway.stored_responses import (
     Continuation,
@@ -43,7 +39,11 @@ from spotwise.gateway.stored_responses import (
     unknown_response,
 )
 from spotwise.gateway.stream_position import StreamPosition
-from spotwise.gateway.text import ChatText
+from spotwise.http.body import parse_json_object
+from spotwise.http.off_loop import effort_of_size
+from spotwise.http.request_ids import client_request_id, name_request
+from spotwise.text.detokenize import TokenBytes
+from spotwise.text.text import ChatText
 
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]

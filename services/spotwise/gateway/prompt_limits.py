@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.gateway.errors import ApiError, bad_request
-from spotwise.gateway.schema import PromptOptions
-from spotwise.gateway.truncation import Truncation
+from spotwise.gateway.schema.shared import PromptOptions
+from spotwise.http.errors import ApiError, bad_request
+from spotwise.text.truncation import Truncation
 
 
 def require_choices(n: int | None, num_prompts: int, max_n: int, max_sequences: int) -> int:

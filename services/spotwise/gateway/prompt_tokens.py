@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from spotwise.gateway.plan_sampling import check_token_ids
-from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long
-from spotwise.gateway.schema_prompts import Prompt
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.truncation import Truncation
+from spotwise.gateway.schema.prompts import Prompt
+from spotwise.text.prompt_encoder import PromptTooLongError
+from spotwise.text.text import ChatText
+from spotwise.text.truncation import Truncation
 
 
 def prompt_tokens(

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spotwise.gateway.choice import Choice, ChoiceText
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import GeneratedTokens
 from spotwise.gateway.stream_position import ChoicePosition
+from spotwise.http.errors import GenerationError
 
 
 class ReplayedChoice:

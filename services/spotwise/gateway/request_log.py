@@ -11,11 +11,11 @@ from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
 from spotwise.core.gateway.kept_request import KeptEnding
-from spotwise.gateway.errors import GenerationError, describe
+from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.generation import GeneratedTokens, Generation, SequenceSpec, TextEndedError
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
-from spotwise.gateway.quotas import Reservation
-from spotwise.mesh.cancelling import end_tasks
+from spotwise.http.errors import GenerationError, describe
+from spotwise.mesh.process.cancelling import end_tasks
 
 FINISHED, CANCELLED = KeptEnding("finished"), KeptEnding("cancelled")
 

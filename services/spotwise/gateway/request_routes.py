@@ -15,23 +15,23 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spotwise.core.gateway.kept_request import KeptState
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.gateway.access.auth import READING
 from spotwise.gateway.answer import usage_of
 from spotwise.gateway.answer_format import AnswerFormat
 from spotwise.gateway.answer_work import parts_of
-from spotwise.gateway.auth import READING
 from spotwise.gateway.choice import Choice
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import EarlierTokens
-from spotwise.gateway.json_parts import PartsResponse
 from spotwise.gateway.kept_plan import restored
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.kept_tokens import read_chunks
-from spotwise.gateway.late_answers import LateAnswer
-from spotwise.gateway.off_loop import effort_of_kept
 from spotwise.gateway.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.planning import Planning
 from spotwise.gateway.token_stream import saved
+from spotwise.http.errors import GenerationError
+from spotwise.http.json_parts import PartsResponse
+from spotwise.http.late_answers import LateAnswer
+from spotwise.http.off_loop import effort_of_kept
 
 
 def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:

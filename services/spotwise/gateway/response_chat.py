@@ -7,11 +7,9 @@ from typing import Any
 
 import orjson
 
-from spotwise.gateway.errors import ApiError, bad_request
 from spotwise.gateway.response_tools import LOCAL_SHELL, ResponseTools
-from spotwise.gateway.schema import SharedRequest
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_responses import (
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.responses import (
     LOGPROBS,
     CallItem,
     CallOutputItem,
@@ -24,7 +22,9 @@ from spotwise.gateway.schema_responses import (
     ShellCallItem,
     ShellOutputItem,
 )
-from spotwise.gateway.strict_body import parse_body
+from spotwise.gateway.schema.shared import SharedRequest
+from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.http.errors import ApiError, bad_request
 
 #: What chats call a parameter, and responses.
 _NAMES = (

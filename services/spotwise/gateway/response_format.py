@@ -11,15 +11,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
-from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.answer_format import AnswerFormat, Usage
 from spotwise.gateway.choice import ChoiceText, ScoredToken
-from spotwise.gateway.detokenize import LEAST_LOGPROB, TokenBytes
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.json_parts import JsonList, json_parts
-from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.sse import event, one_line
+from spotwise.http.errors import ApiError
+from spotwise.http.json_parts import JsonList, json_parts
+from spotwise.http.sse import event, one_line
+from spotwise.text.detokenize import LEAST_LOGPROB, TokenBytes
+from spotwise.text.message_reader import MessagePart
 
 #: Of a choice whose JSON was cut off: as the object of a response has it.
 _CUT = {"incomplete_details": {"reason": "max_output_tokens"}}

@@ -9,12 +9,12 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
-from spotwise.gateway.auth import READING, caller_scope
-from spotwise.gateway.errors import bad_request
+from spotwise.gateway.access.auth import READING, caller_scope
 from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.off_loop import OffLoop, effort_of_size
 from spotwise.gateway.planning import RESPONSES
 from spotwise.gateway.stored_responses import StoredResponses, listed_items, unknown_response
+from spotwise.http.errors import bad_request
+from spotwise.http.off_loop import OffLoop, effort_of_size
 
 #: Items of a page: by default, and at most.
 _PAGE_ITEMS, MOST_ITEMS = 20, 100

@@ -13,8 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.schema_response_tools import (
+from spotwise.gateway.schema.response_tools import (
     CalledTool,
     ChosenAllowedTools,
     ChosenTool,
@@ -25,6 +24,7 @@ from spotwise.gateway.schema_response_tools import (
     ResponseTool,
     ServerTool,
 )
+from spotwise.http.errors import bad_request
 
 LOCAL_SHELL = "local_shell"
 _INPUT = {

@@ -10,15 +10,15 @@ import orjson
 
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import plan_chat_request
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.parameters import Endpoint, ignored_in
 from spotwise.gateway.plan import GenerationPlan, RepeatedRequest
 from spotwise.gateway.response_chat import chat_of, in_responses_words
 from spotwise.gateway.response_tools import ResponseTools
-from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_response_tools import FlatTool
-from spotwise.gateway.schema_responses import ResponsesRequest, UnreadItem
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.parameters import Endpoint, ignored_in
+from spotwise.gateway.schema.response_tools import FlatTool
+from spotwise.gateway.schema.responses import ResponsesRequest, UnreadItem
+from spotwise.gateway.schema.shared import parse_request
+from spotwise.http.errors import ApiError
+from spotwise.text.text import ChatText
 
 #: What chats call a wish, and responses.
 _NAMES = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from spotwise.gateway.schema import MIN_REPETITION_PENALTY
+from spotwise.gateway.schema.shared import MIN_REPETITION_PENALTY
 
 _FILE = "generation_config.json"
 

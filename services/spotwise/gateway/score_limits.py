@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from spotwise.core.access.quotas import UNBOUNDED_OUTPUT_TOKENS
-from spotwise.gateway.body import overloaded
-from spotwise.gateway.errors import bad_request
-from spotwise.gateway.schema import GenerationRequest
+from spotwise.gateway.schema.shared import GenerationRequest
+from spotwise.http.body import overloaded
+from spotwise.http.errors import bad_request
 
 #: Answers of the largest size that may be under way.
 _AT_ONCE = 8

@@ -9,19 +9,19 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from spotwise.core.confirmation import CONFIRM_EVERY_S
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.members import Member
-from spotwise.core.model_alias import model_aliases
-from spotwise.core.sampling import Pooling
+from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
+from spotwise.core.messages.members import Member
+from spotwise.core.requests.model_alias import model_aliases
+from spotwise.core.requests.sampling import Pooling
+from spotwise.gateway.access.auth import ApiKey, parse_api_keys
 from spotwise.gateway.attempt_orders import SubmissionTerms
-from spotwise.gateway.auth import ApiKey, parse_api_keys
-from spotwise.gateway.control_tokens import ControlTokensInText
-from spotwise.gateway.http_limits import HttpLimits, within_open_files
 from spotwise.gateway.keeping_limits import KeepingLimits
-from spotwise.gateway.message_forms import AUTO, TOOL_PARSERS
-from spotwise.gateway.schema import LEAST_PRIORITY
-from spotwise.mesh.settings import ModelServiceSettings
+from spotwise.gateway.schema.shared import LEAST_PRIORITY
+from spotwise.http.limits import HttpLimits, within_open_files
+from spotwise.mesh.service.settings import ModelServiceSettings
+from spotwise.text.control_tokens import ControlTokensInText
+from spotwise.text.message_forms import AUTO, TOOL_PARSERS
 
 _ORIGIN = re.compile(r"\*|[a-z][a-z0-9+.-]*://[^/?#@\s,]+")
 

@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.responses import Response
 
+from spotwise.gateway.access.auth import READING
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import READING
 from spotwise.gateway.generation import Generation
 from spotwise.gateway.plan import require_model
 

@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from spotwise.core.gateway import commands as g
-from spotwise.gateway.errors import GenerationError
-from spotwise.gateway.patience import patience
-from spotwise.mesh.ports import MeshError
+from spotwise.http.errors import GenerationError
+from spotwise.http.patience import patience
+from spotwise.mesh.ports.ports import MeshError
 
 Result = TypeVar("Result")
 

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import structlog
 
-from spotwise.core.store_budget import FULL_FOR_S, Kind, RoomUse
+from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.gateway.metrics import GatewayMetrics
 
 _log = structlog.get_logger(__name__)

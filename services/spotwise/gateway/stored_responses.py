@@ -9,14 +9,14 @@ from typing import Any
 import orjson
 import structlog
 
+from spotwise.core.access.store_budget import RoomVerdict
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import RoomVerdict
-from spotwise.gateway.errors import ApiError, GenerationError
 from spotwise.gateway.plan import GenerationPlan
-from spotwise.gateway.request_ids import item_id
-from spotwise.gateway.schema_responses import as_items
+from spotwise.gateway.schema.responses import as_items
 from spotwise.gateway.store_turns import StoreTurns
-from spotwise.mesh.response_store import ResponseStore
+from spotwise.http.errors import ApiError, GenerationError
+from spotwise.http.request_ids import item_id
+from spotwise.mesh.ports.responses import ResponseStore
 
 _log = structlog.get_logger(__name__)
 

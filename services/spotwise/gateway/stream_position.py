@@ -14,7 +14,7 @@ from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.gateway.errors import bad_request
+from spotwise.http.errors import bad_request
 
 _CHOICE = re.compile(r"([0-9]{1,9})-([0-9a-f]{1,8})(z?)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

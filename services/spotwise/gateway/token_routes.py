@@ -11,17 +11,17 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.body import parse_json_object
-from spotwise.gateway.body_work import BodyWork
 from spotwise.gateway.chat import chat_token_ids
 from spotwise.gateway.plan import require_model
 from spotwise.gateway.plan_sampling import check_token_ids
-from spotwise.gateway.prompt_encoder import PromptTooLongError
 from spotwise.gateway.prompt_limits import prompt_too_long
-from spotwise.gateway.schema_tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
-from spotwise.gateway.strict_body import parse_body
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.schema.tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
+from spotwise.http.body import parse_json_object
+from spotwise.text.prompt_encoder import PromptTooLongError
+from spotwise.text.text import ChatText
 
 
 def add_token_routes(app: FastAPI, text: ChatText, options: ApiOptions, bodies: BodyWork) -> None:

@@ -14,11 +14,11 @@ from functools import partial
 import structlog
 
 from spotwise.core.gateway.kept_request import KeptTokens, NotSaved
-from spotwise.core.messages import TokenDelta
+from spotwise.core.messages.mesh import TokenDelta
 from spotwise.gateway.generation import EarlierTokens
 from spotwise.gateway.kept_tokens import read_chunks, written_chunk
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.request_store import KeptRequestStore
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.ports.requests import KeptRequestStore
 from spotwise.wire import subjects
 
 _log = structlog.get_logger(__name__)

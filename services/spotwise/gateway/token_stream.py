@@ -6,11 +6,11 @@ import asyncio
 from collections import deque
 from collections.abc import Sequence
 
-from spotwise.core.messages import TokenDelta
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SampledToken
-from spotwise.gateway.errors import GenerationError
+from spotwise.core.messages.mesh import TokenDelta
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.gateway.generation import EarlierTokens, GeneratedTokens, SequenceSpec
+from spotwise.http.errors import GenerationError
 
 
 class TokenStream:

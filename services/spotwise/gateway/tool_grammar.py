@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from spotwise.gateway.message_forms import LISTED_CALLS, CallForm, Thinking
-from spotwise.gateway.schema_tools import Tool
+from spotwise.gateway.schema.tools import Tool
+from spotwise.text.message_forms import LISTED_CALLS, CallForm, Thinking
 
 _ANY_TEXT = "/(.|\\n)*/"
 #: Between a thought and the message.

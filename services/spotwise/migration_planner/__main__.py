@@ -3,10 +3,10 @@
 import contextlib
 import sys
 
-from spotwise.core.members import MemberKind
-from spotwise.mesh.metrics_server import served_metrics
-from spotwise.mesh.run_service import run_service
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages.members import MemberKind
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.metrics_server import served_metrics
+from spotwise.mesh.service.run import run_service
 from spotwise.migration_planner.metrics import PlannerMetrics
 from spotwise.migration_planner.planner import Planner
 from spotwise.migration_planner.settings import PlannerSettings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.types import FleetType
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.files.fleet_file import read_fleet
 

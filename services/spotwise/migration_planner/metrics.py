@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
-from spotwise.core.messages import Message
+from spotwise.core.messages.mesh import Message
+from spotwise.core.messages.worker import GiveBackRequest, MoveEnded
 from spotwise.core.planner.commands import ReportReshape
-from spotwise.core.worker_messages import GiveBackRequest, MoveEnded
 
 
 class PlannerMetrics:

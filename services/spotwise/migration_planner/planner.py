@@ -9,21 +9,21 @@ from typing import Any
 
 import structlog
 
-from spotwise.core.fleet_messages import FleetReported, LoadReported, ShowFleet
 from spotwise.core.latest import LatestDict
-from spotwise.core.members import Member
-from spotwise.core.messages import InterruptionReported, Message, Send
+from spotwise.core.membership.term import TermLease
+from spotwise.core.messages.fleet import FleetReported, LoadReported, ShowFleet
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import InterruptionReported, Message, Send
+from spotwise.core.messages.reshape import DeviceSurveyed, GroupFormed, ReshapeMesh
+from spotwise.core.messages.worker import MoveEnded, WorkerSurveyed
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.role import PlannerRole
-from spotwise.core.reshape_messages import DeviceSurveyed, GroupFormed, ReshapeMesh
-from spotwise.core.term import TermLease
-from spotwise.core.worker_messages import MoveEnded, WorkerSurveyed
-from spotwise.mesh.event_errors import LoggedErrors
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.term_holder import TermHolder
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.process.event_errors import LoggedErrors
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
+from spotwise.mesh.service.term_holder import TermHolder
 from spotwise.migration_planner.metrics import PlannerMetrics
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.wire import subjects

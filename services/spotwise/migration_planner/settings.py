@@ -6,10 +6,10 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.types import FleetType
 from spotwise.core.planner.policy import PlannerPolicy
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.migration_planner.fleet import types_of
 
 

@@ -6,10 +6,10 @@ whose process has ended. With a fleet file (`SPOTWISE_FLEET_FILE`) it keeps the 
 import contextlib
 import sys
 
-from spotwise.core.members import MemberKind
-from spotwise.mesh.metrics_server import served_metrics
-from spotwise.mesh.run_service import run_service
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages.members import MemberKind
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.metrics_server import served_metrics
+from spotwise.mesh.service.run import run_service
 from spotwise.spot_watcher.clouds import cloud_of_this_machine
 from spotwise.spot_watcher.fleet_keeper import kept_fleet
 from spotwise.spot_watcher.metrics import WatcherMetrics

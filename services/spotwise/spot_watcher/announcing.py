@@ -5,7 +5,7 @@ from __future__ import annotations
 import structlog
 
 from spotwise.core.spot import commands as c
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.spot_watcher.metrics import WatcherMetrics
 from spotwise.wire import subjects
 

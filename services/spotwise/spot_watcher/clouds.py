@@ -17,7 +17,7 @@ from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.http_client import HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 
 _log = structlog.get_logger(__name__)

@@ -23,15 +23,15 @@ from spotwise.cloud.local_instances import ZONE_TAG
 from spotwise.cloud.mesh_start import mesh_start
 from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.keeper import FleetKeeperRole
-from spotwise.core.fleet_messages import FleetOrder, Purchase
-from spotwise.core.members import Member
-from spotwise.core.messages import InterruptionReported
+from spotwise.core.messages.fleet import FleetOrder, Purchase
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import InterruptionReported
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.fleet_prices import FleetPrices
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.spot_watcher.announcing import Announcer
 from spotwise.spot_watcher.fleet_provider import OpenProvider, open_provider
 from spotwise.spot_watcher.metrics import WatcherMetrics

@@ -17,8 +17,8 @@ from spotwise.cloud.traced_instances import TracedInstances
 from spotwise.files.fleet_file import FleetFile, FleetFileError
 from spotwise.files.spot_traces import read_spot_trace
 from spotwise.files.tables import TraceError
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 
 #: The watcher's own; its devices have theirs, or none.

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 import psutil
 
-from spotwise.core.members import Member, MemberState
+from spotwise.core.messages.members import Member, MemberState
 
 #: A member's incarnation, the clock at its start in ms, is at most so much later than its process' start.
 _START_S = 300.0

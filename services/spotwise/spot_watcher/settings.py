@@ -12,8 +12,8 @@ from pydantic import Field, ValidationInfo, field_validator
 from spotwise.cloud.traced_instances import TraceEffect
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.files.user_folders import NoHomeError, home_folder
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.settings import ServiceSettings
 
 _SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 

@@ -9,14 +9,14 @@ import structlog
 
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.http_client import HttpClient
-from spotwise.core.members import Member
-from spotwise.core.messages import DrainReply
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import DrainReply
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.role import SpotWatcherRole
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.spot_watcher.announcing import Announcer
 from spotwise.spot_watcher.metrics import WatcherMetrics, outcome
 from spotwise.spot_watcher.processes import LocalProcesses

@@ -2,8 +2,8 @@
 
 import sys
 
-from spotwise.core.members import MemberKind, Pool
-from spotwise.mesh.run_service import run_service
+from spotwise.core.messages.members import MemberKind, Pool
+from spotwise.mesh.service.run import run_service
 from spotwise.worker.settings import WorkerSettings
 
 

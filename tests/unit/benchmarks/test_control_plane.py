@@ -9,7 +9,7 @@ from pathlib import Path
 from spotwise.benchmarks.control_plane import _decision_rows, _open_rows, _replay_rows, _scale, _through_rows
 from spotwise.benchmarks.stream_client import StreamOutcome
 from spotwise.benchmarks.stream_load import StreamResult
-from spotwise.mesh.journal_replay import RecordedRole, Replay
+from spotwise.mesh.replay.journal_replay import RecordedRole, Replay
 
 MIB = 2**20
 

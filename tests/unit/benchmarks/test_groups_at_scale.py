@@ -10,7 +10,7 @@ from spotwise.benchmarks.groups_at_scale import change_rows
 from spotwise.benchmarks.moved_streams import Stream
 from spotwise.benchmarks.planner_load import PlannerLoad, counts_of
 from spotwise.benchmarks.scaled_changes import Carried, ScaledChange
-from spotwise.core.worker_messages import SurveyWorker
+from spotwise.core.messages.worker import SurveyWorker
 from spotwise.migration_planner.metrics import PlannerMetrics
 from tests.unit.core.builders import worker_member
 

@@ -7,8 +7,8 @@ import pytest
 from spotwise.benchmarks.memory_samples import Sample, WorkerMemory, held_by, memory_rows, read_samples, summarize
 from spotwise.cli.errors import CommandError
 from spotwise.cli.status_members import MemberStatus
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.mesh.grpc_control import EngineDescription
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.mesh.grpc.control import EngineDescription
 
 MIB = 2**20
 

@@ -20,7 +20,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.child_process import ProcessIdentity, identify
+from spotwise.mesh.process.child_process import ProcessIdentity, identify
 from tests.unit.benchmarks.sse_gateway import failing, gateway, whole
 
 SHAPE = StreamShape(streams=1, requests=3, input_tokens=4, output_tokens=2, seed=1)

@@ -12,9 +12,9 @@ from spotwise.benchmarks.transfer_bandwidth import Bandwidth, overall_bandwidth
 from spotwise.benchmarks.transfer_visible import HandOff, measure_hand_offs, medians
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.redis.store import RedisStore
 from tests.unit.benchmarks.sse_gateway import gateway
 
 PERFTEST = """\

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.cli.explain import _table
-from spotwise.core.messages import LedgerEntry
+from spotwise.core.messages.mesh import LedgerEntry
 
 
 def entry(stage: str, at_s: float, member: str = "w", epoch: int = 1, **facts: str | int | float) -> LedgerEntry:

@@ -10,8 +10,8 @@ from rich.console import Console
 
 from spotwise.cli import fleet as command
 from spotwise.cli.fleet import fleet_view
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import (
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import (
     FleetInstance,
     FleetReported,
     FleetView,
@@ -19,7 +19,7 @@ from spotwise.core.fleet_messages import (
     InstanceReason,
     LearnedLives,
 )
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.messages.market import InstanceState, Market
 from tests.unit.cli.command_line import CommandLine
 
 NOW = 10_000.0

@@ -18,7 +18,7 @@ from spotwise.cli import __main__ as program
 from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.lazy_group import lazy_group
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.child_process import ProcessIdentity
+from spotwise.mesh.process.child_process import ProcessIdentity
 
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "spotwise.simulator", "spotwise.benchmarks")
 
@@ -126,7 +126,7 @@ def test_what_shows_members_imports_neither_messages_nor_plans() -> None:
     code = "import sys, spotwise.cli.status_members, spotwise.cli.status_table; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     imported = set(done.stdout.split())
-    assert "spotwise.core.members" in imported
+    assert "spotwise.core.messages.members" in imported
     assert not {f"spotwise.core.{name}" for name in ("messages", "group_messages", "planner.plan")} & imported
 
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from spotwise.cli.move import choices_to_move, order_moves, running_choices
-from spotwise.core.messages import LedgerEntry
-from spotwise.core.worker_messages import MoveEnded, MoveOutcome, MoveRequest
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
+from spotwise.mesh.ports.ports import BusMessage
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 
 
 def entry(stage: str, member: str = "gateway-0", choice: str = "r", epoch: int = 1, **facts: str) -> LedgerEntry:

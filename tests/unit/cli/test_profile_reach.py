@@ -14,10 +14,10 @@ from spotwise.cli.profile_reach import (
     load_lines,
 )
 from spotwise.cli.profile_run import Measurements
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.cost_profile import BUILT_IN
-from spotwise.core.measured_range import Extrapolation, MeasuredRange
-from spotwise.mesh.grpc_control import IterationTime
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_profile import BUILT_IN
+from spotwise.core.costs.measured_range import Extrapolation, MeasuredRange
+from spotwise.mesh.grpc.control import IterationTime
 
 QUICK = MeasuredRange(64, 32.0, 2, 80.0)
 PROFILE = replace(BUILT_IN, name="mine", measured=QUICK)

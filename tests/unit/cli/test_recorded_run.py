@@ -10,18 +10,18 @@ import pytest
 from spotwise.benchmarks.simulator import compared
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal import make_role
-from spotwise.mesh.journal_replay import find_journals
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.recorded_requests import RecordedRequest
-from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.replay.journal_replay import find_journals
+from spotwise.mesh.replay.recorded_requests import RecordedRequest
+from spotwise.mesh.service.journal import make_role
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.simulator.runs.recorded import RequestTimes
+from tests.fakes.memory import FakeClock
 
 POLICY = WorkerPolicy(max_stall_s=0.06)
 POOLS = PoolPolicy(max_pending_prompt_tokens=100)

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerRole
-from spotwise.mesh.journal import SUFFIX, make_role
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.role_loop import RoleLoop
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerRole
+from spotwise.mesh.service.journal import SUFFIX, make_role
+from spotwise.mesh.service.role_loop import RoleLoop
+from tests.fakes.memory import FakeClock
 from tests.unit.cli.command_line import CommandLine
 
 

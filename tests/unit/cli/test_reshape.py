@@ -15,15 +15,15 @@ from spotwise.cli import reshape as command
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.reshape import parse_shape, reshape_mesh
 from spotwise.cli.reshape_view import ReshapeProgress
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import Plan, PlannedDeployment, ReshapeStage
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage
+from spotwise.mesh.ports.ports import BusMessage
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.cli.command_line import CommandLine
 from tests.unit.core.builders import worker_member
 from tests.unit.migration_planner.test_planner import planning

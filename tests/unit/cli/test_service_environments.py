@@ -12,7 +12,7 @@ from spotwise.cli.launch.readiness import Readiness
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.supervise import _embedded, _supervised_service
-from spotwise.core.store_budget import SHIPPED_MAXMEMORY_BYTES
+from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
 from tests.contracts.waiting import until
 
 SECRETS = {"SPOTWISE_API_KEYS": "canary-key", "AWS_SECRET_ACCESS_KEY": "canary-cloud", "HF_TOKEN": "canary-hub"}

@@ -10,8 +10,8 @@ import pytest
 
 from spotwise.cli.status_members import MemberStatus, with_other_weights
 from spotwise.cli.status_table import _legend, _row, as_dict, status_table
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
-from spotwise.mesh.grpc_control import EngineDescription
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
+from spotwise.mesh.grpc.control import EngineDescription
 
 
 def status_of(name: str, kind: MemberKind, engine: str | None) -> MemberStatus:

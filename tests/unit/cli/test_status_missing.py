@@ -10,8 +10,8 @@ from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceStat
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.status import _unhealthy
 from spotwise.cli.status_members import MemberStatus, missing_services
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.child_process import ProcessIdentity
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.process.child_process import ProcessIdentity
 
 NEEDED = (MemberKind.GATEWAY, MemberKind.CLUSTER_SCHEDULER, MemberKind.TOKEN_WORKER)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.cli.status_store import store_problems, use_line
-from spotwise.core.store_budget import FULL_FOR_S, Kind, RoomUse
+from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 
 NOW_S = 1_700_000_000.0
 USES = {Kind.LEDGERS: RoomUse(3 << 19, 2 << 20), Kind.REQUESTS: RoomUse(0, 1 << 30), Kind.RESPONSES: RoomUse()}

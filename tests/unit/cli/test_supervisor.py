@@ -23,7 +23,7 @@ from spotwise.cli.launch.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
-from spotwise.mesh.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
+from spotwise.mesh.process.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
 
 
 def test_restarts_come_ever_more_slowly_and_become_too_many() -> None:

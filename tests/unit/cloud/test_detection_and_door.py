@@ -14,7 +14,7 @@ from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
-from spotwise.mesh.embedded import LOOPBACK, free_port
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer
 from tests.unit.cloud.speaking import NOW, carried_out
 

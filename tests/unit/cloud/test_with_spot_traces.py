@@ -13,7 +13,7 @@ from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.http_client import HttpClient
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole

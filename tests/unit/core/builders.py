@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 
 T = TypeVar("T")
 

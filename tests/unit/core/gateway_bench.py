@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from tests.unit.core.builders import only
 
 #: What an attempt's submission and its end look like, without the ledger lines.

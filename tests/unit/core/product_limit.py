@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from spotwise.core.survival import Life
+from spotwise.core.lives.survival import Life
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TypeVar
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.record import KvTarget
-from spotwise.core.scheduler import SchedulerCommand, SchedulerEvent, SchedulerLimits, SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerCommand, SchedulerEvent, SchedulerLimits, SchedulerRole
 from tests.unit.core.builders import only, worker_member
 
 T = TypeVar("T")

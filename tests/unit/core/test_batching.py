@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.batching import BatchBuilder, BatchLimits, BatchRow
+from spotwise.core.costs.batching import BatchBuilder, BatchLimits, BatchRow
 from spotwise.core.worker.policy import WorkerPolicy
 
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.role import SCHEDULERS_REMEMBERED

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.confirmation import MAX_ATTEMPTS, SETTLED_S, Confirmations
+from spotwise.core.membership.confirmation import MAX_ATTEMPTS, SETTLED_S, Confirmations
+from spotwise.core.messages import mesh as m
 
 EVERY_S = 2.0
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import (
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.costs.cost_model import (
     BatchShape,
     LinearIterationCost,
     LinkCost,

@@ -7,8 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.cost_profile import (
+from spotwise.core.costs.cost_model import (
+    BatchShape,
+    LinearIterationCost,
+    LinkCost,
+    PiecewiseLinear,
+    TableIterationCost,
+)
+from spotwise.core.costs.cost_profile import (
     BUILT_IN,
     CostProfile,
     at_speed,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.messages import RejectCode
-from spotwise.core.scheduler import CLOSED_WITHIN_S
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.mesh import RejectCode
+from spotwise.core.scheduler.role import CLOSED_WITHIN_S
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, submitted
@@ -115,7 +116,7 @@ def test_a_worker_drops_a_reservation_at_its_deadline() -> None:
     bench.feed(m.RenewLeases((("r", 1),)), 1.9)
     assert not bench.role.is_empty
     commands = bench.tick(0.2)
-    assert only(commands, c.ForgetKv) == [c.ForgetKv("r")]
+    assert only(commands, h.ForgetKv) == [h.ForgetKv("r")]
     assert only(commands, m.TokenBatch) == []
     assert bench.role.is_empty
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.limits import RecoveryLimits
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from tests.unit.core.builders import ledger, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, delivered, submitted
 

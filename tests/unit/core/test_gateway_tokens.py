@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted
 

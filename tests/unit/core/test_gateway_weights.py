@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
+from spotwise.core.messages import mesh as m
 from tests.unit.core.builders import only, worker_member
 from tests.unit.core.gateway_bench import GatewayBench
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.migration.deployment import Deployment, Device, Instance
-from spotwise.core.mlfq import MlfqPolicy
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.policy import Policy
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.unit.core.parallel.profiles import round_profile
 
 CONFIG = ParallelConfig(1, 2, 1)

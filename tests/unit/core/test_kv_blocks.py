@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.kv_blocks import BlockPool, KvBlocksError
+from spotwise.core.kv.blocks import BlockPool, KvBlocksError
 
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 16), (4, 0), (-1, 16)])

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.kv_part import KvPart, covers
 from spotwise.core.parallel.model_partition import ModelDimensions, ModelShare
+from spotwise.core.requests.kv_part import KvPart, covers
 
 DIMENSIONS = ModelDimensions(7, 12, 6, 64, 64, 768, 768, 768, head_layers=1.5)
 SHAPES = st.sampled_from([(1, 1), (1, 2), (1, 6), (2, 3), (3, 1), (5, 2), (7, 6)])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.kv_size import CPU_SHARE, CUDA_SHARE, auto_kv_bytes, usable_kv_bytes
+from spotwise.core.kv.size import CPU_SHARE, CUDA_SHARE, auto_kv_bytes, usable_kv_bytes
 
 GIB = 1 << 30
 

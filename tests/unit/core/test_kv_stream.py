@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.kv_stream import KvChunk, KvStream
+from spotwise.core.kv.stream import KvChunk, KvStream
 
 
 def chunks(stream: KvStream) -> list[tuple[int, int, int, int]]:

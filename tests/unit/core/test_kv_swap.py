@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
 
 
 class TestSlots:

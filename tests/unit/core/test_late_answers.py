@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.measured_range import RANGES, MeasuredRange, TimeBeyond
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.measured_range import RANGES, MeasuredRange, TimeBeyond
 
 RANGE = MeasuredRange(prompt_tokens=64, prompt_context=32.0, decodes=4, decode_context=100.0)
 WITHIN = BatchShape(64, 64 * 32.0, 4, 400)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.members import Member, MemberKind, MemberState, Pool
-from spotwise.core.membership import FORGOTTEN_AFTER_S, MemberJoined, MemberLost, Membership
+from spotwise.core.membership.membership import FORGOTTEN_AFTER_S, MemberJoined, MemberLost, Membership
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool
 from tests.unit.core.builders import plain_member, worker_member
 
 GATEWAY = plain_member("g", MemberKind.GATEWAY)

@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from spotwise.core.mlfq import MlfqPolicy, QueueLevel, QueueState, SkipJoinMLFQ
+from spotwise.core.requests.record import QueueLevel
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
 
 #: Quanta 1, 2, 4, 8 s.
 POLICY = MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=10.0)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from tests.unit.core.builders import plain_member, worker_member
 
 NOW = 1000.0

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from spotwise.core.request import (
+from spotwise.core.requests.request import (
     FINISH_EVENT,
     TRANSITIONS,
     FinishReason,

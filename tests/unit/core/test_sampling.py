@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.sampling import SamplingParams, counter_uniform
+from spotwise.core.requests.sampling import SamplingParams, counter_uniform
 
 SEEDS = st.integers(0, 2**64 - 1)
 INDEXES = st.integers(0, 2**32)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
-from spotwise.core.messages import RejectCode
-from spotwise.core.record import KvTarget
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
+from spotwise.core.messages.mesh import RejectCode
+from spotwise.core.requests.record import KvTarget
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import ledger, only, sent, worker_member
 from tests.unit.core.scheduler_bench import (
     PROMPT,

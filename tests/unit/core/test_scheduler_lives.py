@@ -6,11 +6,11 @@ from itertools import count
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.answer_times import ENOUGH
-from spotwise.core.cluster.lives import REPORT_COUNTS_S
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.answer_times import ENOUGH
+from spotwise.core.scheduler.lives import REPORT_COUNTS_S
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import ledger, worker_member
 from tests.unit.core.cluster.fleets import device, fleet, instance
 from tests.unit.core.scheduler_bench import PROMPT, SchedulerBench, reserved, submission

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberKind, MemberState, Pool
-from spotwise.core.request import FinishReason
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, MemberState, Pool
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import only, plain_member, sent, worker_member
 from tests.unit.core.scheduler_bench import (
     PROMPT,

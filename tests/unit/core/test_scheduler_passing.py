@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 

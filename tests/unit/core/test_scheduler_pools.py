@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
 from tests.unit.core.builders import ledger, only, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, refused, reserved, submission
 

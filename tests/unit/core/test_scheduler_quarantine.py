@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.quarantine import FIRST_S
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.quarantine import FIRST_S
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, submission
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
-from spotwise.core.messages import RejectCode, Tick
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
+from spotwise.core.messages.mesh import RejectCode, Tick
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import only, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.messages import RejectCode
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.mesh import RejectCode
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import only, plain_member, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 

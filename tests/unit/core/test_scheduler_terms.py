@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.scheduler import SchedulerActivated, SchedulerDeactivated, SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerActivated, SchedulerDeactivated, SchedulerRole
 from tests.unit.core.builders import only, plain_member, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, reserved, submission
 

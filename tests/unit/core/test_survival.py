@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.survival import Life, PiecewiseHazard, first_end, fit_hazard
+from spotwise.core.lives.survival import Life, PiecewiseHazard, first_end, fit_hazard
 from tests.unit.core.product_limit import StepSurvival, kaplan_meier
 
 AGES = st.floats(0.5, 1_000).map(lambda age: round(age, 1))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.term import QUESTIONS, RENEWALS, TermFence, TermLease
+from spotwise.core.membership.term import QUESTIONS, RENEWALS, TermFence, TermLease
 
 LEASE_S = 1.5
 

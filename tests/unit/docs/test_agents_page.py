@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.gateway.parameters import WARNING_HEADER
+from spotwise.gateway.schema.parameters import WARNING_HEADER
 from tests.clients.agent_programs import AGENTS, CODEX_CONFIG
 from tests.unit.docs.docs_pages import README, ROOT, fenced, section
 

@@ -17,17 +17,17 @@ from typer.core import TyperGroup
 
 from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
-from spotwise.core.members import MemberKind
-from spotwise.core.messages import RejectCode
+from spotwise.core.messages.members import MemberKind
+from spotwise.core.messages.mesh import RejectCode
 from spotwise.gateway.embedding_answer import AT_ONCE
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.parameters import IGNORED, REFUSED, WARNING_HEADER, Endpoint
-from spotwise.gateway.schema import SharedRequest
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
-from spotwise.gateway.schema_messages import MessagesRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest
+from spotwise.gateway.schema.messages import MessagesRequest
+from spotwise.gateway.schema.parameters import IGNORED, REFUSED, WARNING_HEADER, Endpoint
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.gateway.schema.shared import SharedRequest
 from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)

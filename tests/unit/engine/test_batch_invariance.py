@@ -13,7 +13,7 @@ import pytest
 import torch
 from transformers import AutoConfig
 
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.native.library import Kernels
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record, save_model

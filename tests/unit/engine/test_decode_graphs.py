@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.decode_graphs import MAX_ROWS, DataDependentError, operations_do_not_depend
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv_cache import KvOrder, PagedKvCache

@@ -13,8 +13,8 @@ import torch
 from transformers import GPT2Config, MixtralConfig
 from transformers.models.llama import modeling_llama
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.adapter_files import CONFIG_FILE, read_adapter
 from spotwise.engine.adapters import Adapters
 from spotwise.engine.engine import Engine

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import VOCAB_SIZE, load_engine, record
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import record
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Gemma2Config, MistralConfig
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine import flashinfer_attention
 from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.cuda_attention import FlashInferBackend, choose_attention, torch_attention, try_flashinfer

@@ -10,7 +10,7 @@ import pytest
 import torch
 import transformers
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine.engine import Engine
 from spotwise.engine.fused_layer import find_parts
 from spotwise.engine.native.library import Kernels

@@ -16,10 +16,10 @@ from llguidance import LLMatcher, LLTokenizer
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine import grammar_following, grammars
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.engine import Engine

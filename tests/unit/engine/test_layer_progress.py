@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.layer_progress import reporting_layers
 from tests.unit.engine.tiny_models import load_engine, record

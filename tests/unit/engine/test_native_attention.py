@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.batching import BatchRow
+from spotwise.core.costs.batching import BatchRow
 from spotwise.engine.attention import PagedAttention
 from spotwise.engine.attention_interface import AttentionCall
 from spotwise.engine.iteration import BatchLayout, SequenceRow

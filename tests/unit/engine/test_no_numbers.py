@@ -9,8 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import Pooling, SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.engine.sampler import NOT_FINITE
 from tests.unit.engine.tiny_models import Driver, load_engine, record
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModel
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProcessor
 
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams, counter_uniform
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams, counter_uniform
 from spotwise.engine.logit_changes import SamplingRow
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.sampler import sample, token_logprobs

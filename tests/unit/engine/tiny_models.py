@@ -9,11 +9,11 @@ from typing import Any, Protocol
 import torch
 from transformers import AutoModelForCausalLM, LlamaConfig
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.loading import EngineConfig
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
 from tests.unit.engine.tiny_models import Driver
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spotwise.core.access.quotas import KeyLimit
-from spotwise.gateway.api_access import ApiAccess
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.known_keys import KnownKeys
-from spotwise.gateway.quotas import Quotas
-from spotwise.mesh.clock import SystemClock
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.gateway.access.known_keys import KnownKeys
+from spotwise.gateway.access.quotas import Quotas
+from spotwise.mesh.process.clock import SystemClock
 
 
 def open_to(api_keys: Iterable[ApiKey] = ()) -> ApiAccess:

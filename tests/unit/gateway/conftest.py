@@ -13,12 +13,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.api import create_app
-from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.text import ChatText
+from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 

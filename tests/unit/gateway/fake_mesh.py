@@ -7,11 +7,11 @@ from collections.abc import AsyncGenerator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import Pooling, SampledToken, TokenLogprobs
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import Pooling, SampledToken, TokenLogprobs
 from spotwise.gateway.embedding_model import EmbeddingModel
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
+from spotwise.http.errors import GenerationError
 
 MODEL = "acme/tiny-chat"
 CONTEXT_LENGTH = 256

@@ -11,8 +11,8 @@ from pathlib import Path
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import (
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import (
     CloseRequest,
     RequestAccepted,
     RequestAssigned,
@@ -20,18 +20,18 @@ from spotwise.core.messages import (
     TokenBatch,
     TokenDelta,
 )
-from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.ports import BusMessage, MeshStore, MessageBus
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage, MeshStore, MessageBus
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.text.text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole

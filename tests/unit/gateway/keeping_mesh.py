@@ -14,21 +14,21 @@ from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
 from spotwise.core.gateway.kept_request import KeptAttempt
-from spotwise.core.messages import TokenDelta
-from spotwise.core.request import FinishReason
+from spotwise.core.messages.mesh import TokenDelta
+from spotwise.core.requests.request import FinishReason
+from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.stored_responses import StoredResponses
-from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_saver import TokenSaver
 from spotwise.gateway.token_stream import saved
-from spotwise.mesh.memory import MemoryStore
+from spotwise.http.errors import GenerationError
+from spotwise.text.text import ChatText
+from tests.fakes.memory import MemoryStore
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 import uvicorn
 from fastapi import FastAPI
 
-from spotwise.gateway.http_limits import HttpLimits
-from spotwise.gateway.http_protocol import http_protocol
-from spotwise.gateway.http_server import HttpServer
-from spotwise.mesh.embedded import LOOPBACK
+from spotwise.http.limits import HttpLimits
+from spotwise.http.protocol import http_protocol
+from spotwise.http.server import HttpServer
+from spotwise.mesh.embedded.servers import LOOPBACK
 from tests.contracts.waiting import PATIENCE_S, until
 
 

@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.errors import ApiError
 from spotwise.gateway.score_limits import ScoreRoom
 from spotwise.gateway.settings import GatewaySettings
+from spotwise.http.errors import ApiError
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 

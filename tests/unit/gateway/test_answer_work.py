@@ -11,8 +11,8 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.gateway import kept_tokens
 from spotwise.gateway.answer_work import (
     PART_TOKENS,
@@ -27,9 +27,9 @@ from spotwise.gateway.choice import Choice, ChoiceText
 from spotwise.gateway.completions import CompletionFormat
 from spotwise.gateway.generation import GeneratedTokens
 from spotwise.gateway.items_format import ItemsFormat
-from spotwise.gateway.loop_turns import AT_ONCE
-from spotwise.gateway.off_loop import OffLoop
-from spotwise.gateway.text import ChatText
+from spotwise.http.loop_turns import AT_ONCE
+from spotwise.http.off_loop import OffLoop
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app

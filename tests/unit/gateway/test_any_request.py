@@ -19,12 +19,12 @@ from pydantic import BaseModel
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_embeddings import EmbeddingRequest
-from spotwise.gateway.schema_messages import MessagesPrompt, MessagesRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.embeddings import EmbeddingRequest
+from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 

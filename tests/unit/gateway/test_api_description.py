@@ -11,8 +11,8 @@ from schemathesis import BaseSchema, GenerationMode
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import MemoryStore
+from spotwise.text.text import ChatText
+from tests.fakes.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh

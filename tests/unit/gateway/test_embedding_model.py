@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.sampling import Pooling
+from spotwise.core.requests.sampling import Pooling
 from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel, read_embedding_model
 
 TRANSFORMER = ("", "sentence_transformers.models.Transformer")

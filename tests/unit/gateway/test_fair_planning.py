@@ -11,9 +11,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.off_loop import INLINE_BYTES
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.http.off_loop import INLINE_BYTES
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.fake_mesh import CHAT
 

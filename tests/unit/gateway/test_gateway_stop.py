@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
-from spotwise.gateway.http_limits import HttpLimits
+from spotwise.http.limits import HttpLimits
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
 from tests.unit.gateway.listening import listening, post
 

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from uvicorn._types import ASGIReceiveCallable, ASGISendCallable, HTTPScope
 from uvicorn.server import ServerState
 
-from spotwise.gateway.http_limits import HttpLimits, Places
-from spotwise.gateway.http_protocol import GatewayHttpProtocol
+from spotwise.http.limits import HttpLimits, Places
+from spotwise.http.protocol import GatewayHttpProtocol
 
 #: Turns of the loop in which an answer that waits for nothing is written.
 TURNS = 12

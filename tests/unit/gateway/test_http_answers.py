@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.gateway.errors import GenerationError
-from spotwise.gateway.text import ChatText
+from spotwise.http.errors import GenerationError
+from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]

@@ -14,16 +14,16 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 from tokenizers import Tokenizer
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.control_tokens import ControlTokens
-from spotwise.gateway.prompt_encoder import PromptEncoder
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_messages import MessagesRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
-from spotwise.gateway.stop_strings import StopTables
-from spotwise.gateway.strict_body import StrictBody
-from spotwise.gateway.text import ChatText
-from spotwise.gateway.tool_calls import render_with_calls
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.messages import MessagesRequest
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.text.control_tokens import ControlTokens
+from spotwise.text.prompt_encoder import PromptEncoder
+from spotwise.text.stop_strings import StopTables
+from spotwise.text.text import ChatText
+from spotwise.text.tool_calls import render_with_calls
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 

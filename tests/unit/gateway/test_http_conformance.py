@@ -9,8 +9,8 @@ from collections.abc import Callable
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.http_limits import HttpLimits
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.http.limits import HttpLimits
 from tests.unit.gateway.fake_mesh import COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Client, listening
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.http_limits import HttpLimits
+from spotwise.http.limits import HttpLimits
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Listening, listening, post

@@ -10,9 +10,9 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.text import ChatText
+from spotwise.http.errors import GenerationError
+from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 

@@ -14,12 +14,12 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from tokenizers import Tokenizer
 
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import Pooling, SamplingParams
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.gateway.embedding_answer import AT_ONCE, finished
 from spotwise.gateway.embedding_model import EmbeddingModel
-from spotwise.gateway.errors import GenerationError
-from spotwise.gateway.schema_embeddings import MAX_INPUTS
+from spotwise.gateway.schema.embeddings import MAX_INPUTS
+from spotwise.http.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
 
 PATH = "/v1/embeddings"

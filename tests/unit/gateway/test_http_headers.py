@@ -12,7 +12,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.settings import GatewaySettings
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 

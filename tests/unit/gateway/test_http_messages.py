@@ -16,18 +16,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
+from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.answer_format import Usage
 from spotwise.gateway.api import create_app
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.auth import ApiKey
 from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.message_reader import MessagePart
 from spotwise.gateway.messages import plan_message
 from spotwise.gateway.messages_format import MessagesFormat, input_of
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.parameters import IGNORED, REFUSED, Endpoint
-from spotwise.gateway.schema_messages import MessagesRequest
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.messages import MessagesRequest
+from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint
+from spotwise.text.message_reader import MessagePart
+from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app, parsed

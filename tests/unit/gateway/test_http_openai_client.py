@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from openai import AsyncOpenAI
 
-from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.access.auth import ApiKey
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
 
 

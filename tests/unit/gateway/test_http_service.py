@@ -11,8 +11,8 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from structlog.testing import capture_logs
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.errors import GenerationError
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.http.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]

@@ -13,7 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
-from spotwise.gateway.errors import GenerationError
+from spotwise.http.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]

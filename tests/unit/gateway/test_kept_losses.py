@@ -13,17 +13,17 @@ from typing import Any
 import pytest
 
 from spotwise.core.gateway.kept_request import KeptState
-from spotwise.core.messages import TokenBatch, TokenDelta
-from spotwise.core.request import FinishReason
+from spotwise.core.messages.mesh import TokenBatch, TokenDelta
+from spotwise.core.requests.request import FinishReason
 from spotwise.gateway.kept_tokens import read_chunks
-from spotwise.gateway.text import ChatText
 from spotwise.gateway.token_saver import TokenSaver
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MessageBus
+from spotwise.mesh.ports.ports import MessageBus
+from spotwise.text.text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import Gateways, gateways_over
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app

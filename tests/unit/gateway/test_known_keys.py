@@ -15,16 +15,16 @@ import pytest
 from fastapi import FastAPI
 
 from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret, digest_of, secret_of
-from spotwise.gateway.api_access import ApiAccess
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.known_keys import KnownKeys
-from spotwise.gateway.quotas import Quotas
-from spotwise.mesh.key_ports import KeyRing
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.memory_keys import MemoryKeys
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.redis_keys import record_json
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.gateway.access.known_keys import KnownKeys
+from spotwise.gateway.access.quotas import Quotas
+from spotwise.http.errors import ApiError
+from spotwise.mesh.ports.keys import KeyRing
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.redis.keys import record_json
+from tests.fakes.memory import FakeClock
+from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT
 
 MakeApp = Callable[..., FastAPI]

@@ -8,7 +8,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from spotwise.gateway.late_answers import LateAnswer, LateAnswers
+from spotwise.http.late_answers import LateAnswer, LateAnswers
 
 
 async def test_nothing_of_the_framework_is_there_while_an_answer_is_sent() -> None:

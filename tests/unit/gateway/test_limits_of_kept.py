@@ -13,21 +13,21 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.quotas import KeyAdmission, KeyLimits, KeyReport
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.store_budget import Room, StoreBudget
+from spotwise.core.access.store_budget import Room, StoreBudget
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.known_keys import KnownKeys
+from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.api import create_app
-from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.keeping_limits import KeepingLimits
 from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.known_keys import KnownKeys
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.quotas import Quotas
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import FakeClock, MemoryStore
-from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.http.errors import GenerationError
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import until, until_none
+from tests.fakes.memory import FakeClock, MemoryStore
+from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content
 from tests.unit.gateway.test_known_keys import key, secret

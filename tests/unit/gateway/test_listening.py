@@ -14,16 +14,16 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.gateway.__main__ import serve
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from tests.contracts.waiting import PATIENCE_S
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.certificates import TestAuthority
 
 

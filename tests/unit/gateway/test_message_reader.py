@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.gateway.message_forms import MessageForm, message_form
-from spotwise.gateway.message_reader import MessagePart, MessageReader, MessageReading, calls_of
+from spotwise.text.message_forms import MessageForm, message_form
+from spotwise.text.message_reader import MessagePart, MessageReader, MessageReading, calls_of
 
 HEADER = "<|im_start|>assistant\n"
 SCHEMAS = {

@@ -11,8 +11,8 @@ import pytest
 from anthropic import AsyncAnthropic
 from fastapi import FastAPI
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 
 Encode = Callable[[str], list[int]]

@@ -6,9 +6,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.members import Member, MemberKind, MemberState, Pool, WorkerLoad
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
 from spotwise.gateway.request_series import token_buckets

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.http_limits import HttpLimits
-from spotwise.gateway.text import ChatText
+from spotwise.http.limits import HttpLimits
+from spotwise.text.text import ChatText
 from tests.clients.naive_readers import Events, Reader, as_vllm_bench, by_blank_line, by_chunk, by_line, post
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE
 from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app

@@ -13,15 +13,15 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from spotwise.core.adapter import AdapterRef
+from spotwise.core.requests.adapter import AdapterRef
 from spotwise.gateway.api_options import ApiOptions
 from spotwise.gateway.chat import plan_chat
-from spotwise.gateway.errors import ApiError
 from spotwise.gateway.kept_plan import form_of, prompt_hash, restored
 from spotwise.gateway.openapi import api_description
 from spotwise.gateway.plan import GenerationPlan
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.text import ChatText
+from spotwise.http.errors import ApiError
+from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 ADAPTERS = (AdapterRef("law", "11"), AdapterRef("acme/poems", "22"))

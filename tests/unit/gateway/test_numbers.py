@@ -7,7 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.core.record import RequestRecord
+from spotwise.core.requests.record import RequestRecord
 from spotwise.wire.codec_records import decode_record, encode_record
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 

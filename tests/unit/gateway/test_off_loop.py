@@ -9,9 +9,9 @@ from functools import partial
 
 import pytest
 
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.loop_turns import AT_ONCE
-from spotwise.gateway.off_loop import INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
+from spotwise.http.errors import ApiError
+from spotwise.http.loop_turns import AT_ONCE
+from spotwise.http.off_loop import INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
 from tests.contracts.waiting import PATIENCE_S
 
 

@@ -8,16 +8,23 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from spotwise.core.members import Member, MemberState, Pool
-from spotwise.core.messages import RejectCode, RequestAssigned, RequestRejected, SubmitRequest, TokenBatch, TokenDelta
-from spotwise.core.request import FinishReason
+from spotwise.core.messages.members import Member, MemberState, Pool
+from spotwise.core.messages.mesh import (
+    RejectCode,
+    RequestAssigned,
+    RequestRejected,
+    SubmitRequest,
+    TokenBatch,
+    TokenDelta,
+)
+from spotwise.core.requests.request import FinishReason
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.mesh.memory import MemoryBus
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBus
 from tests.unit.core.builders import worker_member
 from tests.unit.gateway.test_slow_store import SPEC, OneGateway
 

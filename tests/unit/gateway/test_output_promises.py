@@ -16,12 +16,12 @@ from llguidance import LLTokenizer
 
 from spotwise.engine.grammar_following import allowed_tokens, compiled, consume
 from spotwise.engine.grammar_tokens import grammar_tokenizer
-from spotwise.gateway.errors import ApiError
 from spotwise.gateway.output_grammar import grammar_of
-from spotwise.gateway.schema_output import OutputFormat, StructuredOutputs
-from spotwise.gateway.schema_tools import Tool
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.schema.output import OutputFormat, StructuredOutputs
+from spotwise.gateway.schema.tools import Tool
 from spotwise.gateway.tool_grammar import MessageGrammar
+from spotwise.http.errors import ApiError
+from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT
 
 CONTROL = ("<s>", "<|im_start|>", "<|im_end|>")

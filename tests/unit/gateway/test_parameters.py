@@ -14,11 +14,11 @@ from openai.types.chat import completion_create_params as openai_chat
 from openai.types.responses import response_create_params as openai_responses
 from prometheus_client import CollectorRegistry
 
-from spotwise.gateway.parameters import IGNORED, REFUSED, Endpoint, Ignored, Refused, counted_name, warning_of
-from spotwise.gateway.schema import SharedRequest
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint, Ignored, Refused, counted_name, warning_of
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.gateway.schema.shared import SharedRequest
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 
 MODELS: dict[Endpoint, type[SharedRequest]] = {

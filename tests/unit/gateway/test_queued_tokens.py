@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
-from spotwise.gateway.errors import GenerationError
+from spotwise.core.requests.request import FinishReason, StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.token_stream import TokenStream
+from spotwise.http.errors import GenerationError
 
 
 @pytest.fixture

@@ -14,9 +14,9 @@ from fastapi import FastAPI
 from starlette.types import Message
 
 from spotwise.gateway.event_stream import EventStream
-from spotwise.gateway.http_limits import HttpLimits
 from spotwise.gateway.stream_position import StreamPosition
-from spotwise.gateway.text import ChatText
+from spotwise.http.limits import HttpLimits
+from spotwise.text.text import ChatText
 from tests.clients.naive_readers import Events, as_vllm_bench, by_blank_line, by_chunk, by_line
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, RESPONSE, FakeMesh

@@ -13,17 +13,17 @@ from openai import AsyncOpenAI
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, KeyReport
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.known_keys import KnownKeys
+from spotwise.gateway.access.quotas import Quotas, _duration
 from spotwise.gateway.api import create_app
-from spotwise.gateway.api_access import ApiAccess
 from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.known_keys import KnownKeys
 from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.quotas import Quotas, _duration
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.memory_keys import MemoryKeys
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import until
+from tests.fakes.memory import FakeClock
+from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh
 from tests.unit.gateway.test_known_keys import key, secret
 
@@ -282,7 +282,7 @@ async def test_places_are_renewed_while_requests_run(api: LimitedApi) -> None:
 
 async def test_places_are_renewed_while_others_come_and_go(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """However often a gateway has something else to report."""
-    monkeypatch.setattr("spotwise.gateway.quotas._RENEW_EVERY_S", 0.05)
+    monkeypatch.setattr("spotwise.gateway.access.quotas._RENEW_EVERY_S", 0.05)
     async with await api.start(KeyLimits(max_streams=2)) as client:
         renewed = 0
         report = api.quotas.report
@@ -403,7 +403,7 @@ def test_times_are_written_as_openai_writes_them(seconds: float, shown: str) -> 
 
 async def test_a_store_that_hangs_delays_one_request_a_little(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """The gateway counts by itself for a while, instead of waiting with each request."""
-    monkeypatch.setattr("spotwise.gateway.quotas.COUNT_TIMEOUT_S", 0.01)
+    monkeypatch.setattr("spotwise.gateway.access.quotas.COUNT_TIMEOUT_S", 0.01)
     calls = 0
 
     async def hang(*_: Any) -> KeyAdmission:

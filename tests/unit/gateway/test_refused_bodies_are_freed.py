@@ -14,12 +14,12 @@ import httpx
 import pytest
 from pydantic import BaseModel
 
-from spotwise.gateway.errors import ApiError
-from spotwise.gateway.schema import parse_request
-from spotwise.gateway.schema_chat import ChatRequest
-from spotwise.gateway.schema_completions import CompletionRequest
-from spotwise.gateway.schema_embeddings import EmbeddingRequest
-from spotwise.gateway.schema_responses import ResponsesRequest
+from spotwise.gateway.schema.chat import ChatRequest
+from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.schema.embeddings import EmbeddingRequest
+from spotwise.gateway.schema.responses import ResponsesRequest
+from spotwise.gateway.schema.shared import parse_request
+from spotwise.http.errors import ApiError
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, MODEL, RESPONSE
 
 MESSAGES = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}

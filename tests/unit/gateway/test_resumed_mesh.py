@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.messages import LedgerEntry, TokenBatch, TokenDelta
-from spotwise.core.request import FinishReason
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MessageBus
+from spotwise.core.messages.mesh import LedgerEntry, TokenBatch, TokenDelta
+from spotwise.core.requests.request import FinishReason
+from spotwise.mesh.ports.ports import MessageBus
+from spotwise.text.text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until, until_none
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import Gateways, gateways_over
 from tests.unit.gateway.keeping_mesh import Client, content

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from starlette.types import Message
 
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MessageBus
+from spotwise.mesh.ports.ports import MessageBus
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT
 from tests.unit.gateway.gateways import gateways_over
 

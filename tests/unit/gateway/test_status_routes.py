@@ -9,9 +9,9 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.http_limits import HttpLimits
-from spotwise.gateway.text import ChatText
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.http.limits import HttpLimits
+from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.gateway.stop_strings import StopStringScanner, StopTables
+from spotwise.text.stop_strings import StopStringScanner, StopTables
 
 SMALL_TEXTS = st.text("ab", max_size=30)
 STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)

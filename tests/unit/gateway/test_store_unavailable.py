@@ -14,24 +14,24 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import RejectCode, RequestRejected
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import RejectCode, RequestRejected
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.addresses import without_addresses
-from spotwise.gateway.errors import GenerationError
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.http.errors import GenerationError
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import MODEL
 
 SPEC = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(8))

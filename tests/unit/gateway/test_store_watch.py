@@ -7,7 +7,7 @@ from typing import Any
 import structlog
 from prometheus_client import CollectorRegistry
 
-from spotwise.core.store_budget import FULL_FOR_S, Kind, RoomUse
+from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.store_watch import StoreWatch
 

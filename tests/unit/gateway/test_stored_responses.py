@@ -11,13 +11,13 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from spotwise.core.access.store_budget import RoomVerdict, StoreBudget
 from spotwise.core.gateway.stored_response import StoredResponse
-from spotwise.core.store_budget import RoomVerdict, StoreBudget
-from spotwise.gateway.auth import ApiKey
-from spotwise.gateway.text import ChatText
-from spotwise.mesh.memory import MemoryStore
-from spotwise.mesh.ports import MeshError
+from spotwise.gateway.access.auth import ApiKey
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.text.text import ChatText
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN

@@ -12,25 +12,25 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import CloseRequest, RejectCode, RequestRejected, SubmitRequest
-from spotwise.core.prefix_spans import prefix_spans
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
-from spotwise.gateway.auth import ApiKey, parse_api_keys, tenant_of
-from spotwise.gateway.errors import GenerationError
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import CloseRequest, RejectCode, RequestRejected, SubmitRequest
+from spotwise.core.requests.prefix_spans import prefix_spans
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
+from spotwise.gateway.access.auth import ApiKey, parse_api_keys, tenant_of
 from spotwise.gateway.generation import SequenceSpec
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.service import ServiceHost
+from spotwise.http.errors import GenerationError
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
 MakeApp = Callable[..., FastAPI]

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 from transformers import Gemma3TextConfig
 
-from spotwise.gateway.chat_template import ChatTemplateError
-from spotwise.gateway.prompt_encoder import PromptEncoder, PromptTooLongError
-from spotwise.gateway.text import ChatText, ModelTextError
+from spotwise.text.chat_template import ChatTemplateError
+from spotwise.text.prompt_encoder import PromptEncoder, PromptTooLongError
+from spotwise.text.text import ChatText, ModelTextError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
 
 Encode = Callable[[str], list[int]]
@@ -30,7 +30,7 @@ def test_long_prompts_give_the_same_tokens(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, part_characters: int
 ) -> None:
     """A prompt that is counted in parts first is tokenized whole."""
-    monkeypatch.setattr("spotwise.gateway.prompt_encoder._PART_CHARACTERS", part_characters)
+    monkeypatch.setattr("spotwise.text.prompt_encoder._PART_CHARACTERS", part_characters)
     words = "the quick brown fox 👩‍🚀 " * 40
     assert text.encode(words) == (0, *encode(words))
 
@@ -40,7 +40,7 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, words: str
 ) -> None:
     """Some parts, or its length, suffice to refuse it; the number of tokens in the error is true."""
-    monkeypatch.setattr("spotwise.gateway.prompt_encoder._PART_CHARACTERS", 500)
+    monkeypatch.setattr("spotwise.text.prompt_encoder._PART_CHARACTERS", 500)
     tokenized = 0
     tokenize = PromptEncoder._encode
 
@@ -164,7 +164,7 @@ def test_gateway_never_imports_torch(model_dir: Path) -> None:
     """Loading the whole HTTP layer and a tokenizer leaves torch alone."""
     program = (
         "import sys, pathlib, spotwise.gateway.api\n"
-        "from spotwise.gateway.text import ChatText\n"
+        "from spotwise.text.text import ChatText\n"
         "text = ChatText.load(pathlib.Path(sys.argv[1]))\n"
         "text.template.render([{'role': 'user', 'content': 'Hi'}], True, False)\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'torch']\n"

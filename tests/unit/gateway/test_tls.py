@@ -18,13 +18,13 @@ from pydantic import ValidationError
 
 from spotwise.cli.chat_stream import ChatClient
 from spotwise.cli.errors import CommandError
-from spotwise.gateway.http_limits import HttpLimits
-from spotwise.gateway.http_protocol import http_protocol
-from spotwise.gateway.http_server import HttpServer
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.tls import ServerTls
-from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.ports import MeshError
+from spotwise.http.limits import HttpLimits
+from spotwise.http.protocol import http_protocol
+from spotwise.http.server import HttpServer
+from spotwise.http.tls import ServerTls
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.mesh.ports.ports import MeshError
 from tests.contracts.waiting import PATIENCE_S
 from tests.unit.gateway.certificates import IssuedFiles, TestAuthority
 from tests.unit.gateway.fake_mesh import CHAT, MODEL

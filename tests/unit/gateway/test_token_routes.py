@@ -10,7 +10,7 @@ import pytest
 from fastapi import FastAPI
 from tokenizers import Tokenizer
 
-from spotwise.gateway.auth import ApiKey
+from spotwise.gateway.access.auth import ApiKey
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 
 CHAT = [{"role": "user", "content": "Hello, world!"}]

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 import pytest
 
 from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
-from spotwise.core.messages import TokenBatch, TokenDelta
+from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.gateway.kept_tokens import read_chunks
 from spotwise.gateway.token_saver import TokenSaver
-from spotwise.mesh.memory import MemoryStore
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.wire.codec import encode
+from tests.fakes.memory import MemoryStore
 
 CHOICES = [f"r{number}" for number in range(300)]
 

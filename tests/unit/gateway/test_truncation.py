@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from spotwise.gateway import truncation
-from spotwise.gateway.truncation import Truncation
+from spotwise.text import truncation
+from spotwise.text.truncation import Truncation
 from tests.unit.gateway.conftest import SENTENCES
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.mesh.clock import STEADY_S, SystemClock
+from spotwise.mesh.process.clock import STEADY_S, SystemClock
 
 
 class Machine:

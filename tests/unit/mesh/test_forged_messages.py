@@ -13,20 +13,20 @@ from prometheus_client import CollectorRegistry
 from spotwise.cluster_scheduler.__main__ import SchedulerService
 from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.cluster_scheduler.settings import SchedulerSettings
-from spotwise.core import messages as m
-from spotwise.core.record import KvTarget
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
 from spotwise.gateway.mesh_client import MeshGeneration
 from spotwise.gateway.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBus, MemoryStore
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBus, MemoryStore
 from tests.unit.core.builders import plain_member
 from tests.unit.migration_planner.test_planner import planning
 from tests.unit.worker.twin_mesh import TwinMesh

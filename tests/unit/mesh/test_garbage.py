@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.mesh.garbage import collect_rarely
+from spotwise.mesh.process.garbage import collect_rarely
 
 
 @pytest.fixture(autouse=True)
@@ -38,8 +38,8 @@ def test_a_service_that_has_ended_does_not_look_through_what_it_held() -> None:
     """Remaining objects go with the process, since collecting a worker's million would delay its end by a second."""
     service = """
 import gc, os, sys
-from spotwise.mesh.run_service import run_service
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.service.run import run_service
+from spotwise.mesh.service.settings import ServiceSettings
 
 held = [[number] for number in range(200_000)]
 
@@ -64,7 +64,7 @@ def test_what_a_service_starts_with_is_never_looked_through_again() -> None:
     """Of what comes later a collection looks through little; cycles still go."""
     service = """
 import gc
-from spotwise.mesh.garbage import collect_little_at_once
+from spotwise.mesh.process.garbage import collect_little_at_once
 
 held = [[number] for number in range(50_000)]
 collect_little_at_once()
@@ -88,7 +88,7 @@ def test_the_room_of_what_was_large_goes_back_to_the_system() -> None:
     """Also where small pieces that are kept lie between."""
     service = """
 import psutil
-from spotwise.mesh.garbage import keep_little_freed_memory
+from spotwise.mesh.process.garbage import keep_little_freed_memory
 
 keep_little_freed_memory()
 _ = bytearray(8 << 20)

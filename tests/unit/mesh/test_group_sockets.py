@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.mesh.group_greeting import (
+from spotwise.mesh.links.group_greeting import (
     CHALLENGE_BYTES,
     GREETING_BYTES,
     WELCOME_BYTES,
@@ -23,11 +23,11 @@ from spotwise.mesh.group_greeting import (
     GroupListener,
     StreamKeys,
 )
-from spotwise.mesh.group_sockets import MOST_UNGREETED, GroupMeeting, GroupSockets, _dialled
-from spotwise.mesh.link_handshake import LinkEncryption, LinkRefusedError, LinkSecurity
-from spotwise.mesh.mesh_secret import MeshSecret
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.sealed_stream import sealed_stream
+from spotwise.mesh.links.group_sockets import MOST_UNGREETED, GroupMeeting, GroupSockets, _dialled
+from spotwise.mesh.links.link_handshake import LinkEncryption, LinkRefusedError, LinkSecurity
+from spotwise.mesh.links.sealed_stream import sealed_stream
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.mesh_secret import MeshSecret
 
 SECRET = "0123456789abcdef" * 2
 MESH = MeshSecret(b"m" * 32)
@@ -190,7 +190,7 @@ async def test_connections_that_say_nothing_are_few() -> None:
 
 async def test_connections_for_groups_to_come_are_few(monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest makes room for a new one, and is closed."""
-    monkeypatch.setattr("spotwise.mesh.group_sockets._WAITING", 4)
+    monkeypatch.setattr("spotwise.mesh.links.group_sockets._WAITING", 4)
     async with processes(2) as (members, addresses):
         waiting = []
         for epoch in range(3, 6):
@@ -308,7 +308,7 @@ async def test_a_process_that_ends_leaves_no_connection_open(monkeypatch: pytest
         return connections
 
     dialled: list[socket.socket] = []
-    monkeypatch.setattr("spotwise.mesh.group_sockets._dialled", late)
+    monkeypatch.setattr("spotwise.mesh.links.group_sockets._dialled", late)
     async with processes(2) as (members, addresses):
         silent = await asyncio.to_thread(_connected, addresses[0])
         members[0].join(1, addresses, 0)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 
 
 async def test_news_is_sent_before_its_turn_and_several_are_one() -> None:

@@ -13,26 +13,26 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchLimits
-from spotwise.core.cost_model import LinearIterationCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.costs.batching import Batch, BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.role import GatewayRole
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.record import KvTarget
-from spotwise.core.request import FinishReason
-from spotwise.core.scheduler import SchedulerLimits, SchedulerRole
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal import SUFFIX, Journal, make_role
-from spotwise.mesh.journal_formats import FORMAT
-from spotwise.mesh.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
-from spotwise.mesh.role_loop import RoleLoop
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
+from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
+from spotwise.mesh.replay.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
+from spotwise.mesh.service.journal import SUFFIX, Journal, make_role
+from spotwise.mesh.service.journal_formats import FORMAT
+from spotwise.mesh.service.role_loop import RoleLoop
+from tests.fakes.memory import FakeClock
 from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
 from tests.unit.core.builders import worker_member
 from tests.unit.core.worker.bench import WorkerBench

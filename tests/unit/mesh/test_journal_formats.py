@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.launch.recorded_run import recorded_cluster
-from spotwise.core.members import Pool
-from spotwise.mesh.journal_formats import FORMAT, FORMATS
-from spotwise.mesh.journal_replay import _is_same, find_journals, replay
-from spotwise.mesh.recorded_requests import recorded_requests
+from spotwise.core.messages.members import Pool
+from spotwise.mesh.replay.journal_replay import _is_same, find_journals, replay
+from spotwise.mesh.replay.recorded_requests import recorded_requests
+from spotwise.mesh.service.journal_formats import FORMAT, FORMATS
 
 DATA = Path(__file__).parent / "data"
 # A simulated mesh of one prompt and two token workers (mlfq), nine choices of six requests, two of them cancelled. Schedulers'
-# journals end before the first placement that today's rules decide otherwise (`core/cluster/least_delay.py`).
+# journals end before the first placement that today's rules decide otherwise (`core/scheduler/least_delay.py`).
 WHOLE_MESH = DATA / "journals-1"
 # The scheduler and a token worker of such a mesh: drained under load, and the other token worker killed.
 DRAINED = DATA / "journals-1-drained"

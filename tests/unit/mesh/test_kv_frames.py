@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.kv_part import KvPart
-from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, QueueLevel
 from spotwise.wire import framing, kv_frames, link_hello
 from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import FrameKind, KvFrame, NackReason

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from tests.contracts.waiting import PATIENCE_S
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 
 
 async def test_a_member_leaves_though_its_work_swallows_a_cancellation() -> None:

@@ -6,8 +6,8 @@ import math
 
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.mesh.link_fit import LinkFit
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.mesh.links.link_fit import LinkFit
 
 
 def fit(*seen: tuple[int, float]) -> LinkCost | None:

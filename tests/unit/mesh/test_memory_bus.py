@@ -6,9 +6,9 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from spotwise.mesh.memory import MemoryBroker, MemoryBus
-from spotwise.mesh.ports import MessageBus, PayloadTooLargeError
+from spotwise.mesh.ports.ports import MessageBus, PayloadTooLargeError
 from tests.contracts.bus import BusContract, Connect, ignore
+from tests.fakes.memory import MemoryBroker, MemoryBus
 
 
 class TestMemoryBus(BusContract):

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.mesh.key_ports import KeyStore
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.memory_keys import MemoryKeys
+from spotwise.mesh.ports.keys import KeyStore
 from tests.contracts.key_store import KeyStoreContract
+from tests.fakes.memory import FakeClock
+from tests.fakes.memory_keys import MemoryKeys
 
 
 class TestMemoryKeys(KeyStoreContract):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.mesh.memory_kv import MemoryKvNetwork, MemoryKvTransport
-from spotwise.mesh.ports import HandoffHandler, KvMemory, KvTransport
+from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransport
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
+from tests.fakes.memory_kv import MemoryKvNetwork, MemoryKvTransport
 
 
 class TestMemoryKvTransport(KvTransportContract):

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.mesh.memory import FakeClock, MemoryStore
-from spotwise.mesh.ports import MeshStore
+from spotwise.mesh.ports.ports import MeshStore
 from tests.contracts.requests import RequestStoreContract
 from tests.contracts.responses import SMALL, ResponseStoreContract
 from tests.contracts.rooms import RoomContract
 from tests.contracts.store import MEMBER, StoreContract
+from tests.fakes.memory import FakeClock, MemoryStore
 
 
 class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.mesh.mesh_secret import MeshSecret, read_mesh_secret, write_mesh_secret
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.mesh_secret import MeshSecret, read_mesh_secret, write_mesh_secret
+from spotwise.mesh.service.settings import ServiceSettings
 
 
 def _file(folder: Path, content: bytes, mode: int = 0o600) -> Path:

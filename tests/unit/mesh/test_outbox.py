@@ -6,7 +6,7 @@ import asyncio
 
 from structlog.testing import capture_logs
 
-from spotwise.mesh.outbox import Outbox
+from spotwise.mesh.service.outbox import Outbox
 
 
 async def test_messages_leave_in_order_and_its_end_can_be_waited_for() -> None:

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.repeated_messages import RepeatedMessages
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.repeated_messages import RepeatedMessages
 from spotwise.wire.codec import MalformedMessageError, encode
 
 MEMBER = Member("device-1", MemberKind.DEVICE, 1, MemberState.READY, "a-host", 1, "a:1")

@@ -7,8 +7,8 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.role_loop import RoleLoop
+from spotwise.mesh.service.role_loop import RoleLoop
+from tests.fakes.memory import FakeClock
 
 
 class Echo:

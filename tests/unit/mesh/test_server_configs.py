@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 
-from spotwise.mesh.server_configs import broker_config, derived_password, store_acl
+from spotwise.mesh.embedded.configs import broker_config, derived_password, store_acl
 from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole

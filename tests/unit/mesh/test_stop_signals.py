@@ -9,14 +9,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
-from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.process.stop_signals import call_on_stop_signals
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import structlog
 
-from spotwise.mesh.redaction import without_passwords
-from spotwise.mesh.settings import ServiceSettings
-from spotwise.mesh.telemetry import configure_logging
+from spotwise.mesh.process.redaction import without_passwords
+from spotwise.mesh.service.settings import ServiceSettings
+from spotwise.mesh.service.telemetry import configure_logging
 
 
 @pytest.fixture(autouse=True)

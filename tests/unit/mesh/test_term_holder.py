@@ -8,15 +8,15 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.term import TermLease
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
-from spotwise.mesh.term_holder import TermHolder
+from spotwise.core.membership.term import TermLease
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
+from spotwise.mesh.service.term_holder import TermHolder
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.core.builders import plain_member
 
 LEASE_S = 0.3

@@ -7,15 +7,15 @@ import typing
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.gateway import commands as g
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
 from spotwise.core.spot import commands as s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from spotwise.core.worker import commands as c
-from spotwise.mesh.memory import FakeClock
-from spotwise.mesh.role_loop import RoleLoop
-from spotwise.mesh.wall_times import TIMES, shifted
+from spotwise.mesh.service.role_loop import RoleLoop
+from spotwise.mesh.service.wall_times import TIMES, shifted
+from tests.fakes.memory import FakeClock
 
 HOUR_S = 3600.0
 #: How absolute times are named; `began_s` and such are of roles, which have no other clock.

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.mesh.pulse import FRESH_S, Pulse, has_pulse
-from spotwise.mesh.watchdog import EXIT_STUCK, LOOK_S, Watchdog, WatchedExecutor, WatchedPart
+from spotwise.mesh.process.pulse import FRESH_S, Pulse, has_pulse
+from spotwise.mesh.process.watchdog import EXIT_STUCK, LOOK_S, Watchdog, WatchedExecutor, WatchedPart
 from tests.contracts.waiting import until
 
 LIMIT_S = 10.0

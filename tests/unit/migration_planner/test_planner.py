@@ -11,8 +11,8 @@ from typing import Any
 
 from structlog.testing import capture_logs
 
-from spotwise.core.members import MemberKind, MemberState
-from spotwise.core.worker_messages import (
+from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.messages.worker import (
     GiveBackRequest,
     MoveEnded,
     MoveOutcome,
@@ -21,12 +21,11 @@ from spotwise.core.worker_messages import (
     SurveyWorker,
     WorkerSurveyed,
 )
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.journal_replay import find_journals, replay
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.replay.journal_replay import find_journals, replay
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.migration_planner.metrics import PlannerMetrics
 from spotwise.migration_planner.planner import Planner
 from spotwise.migration_planner.settings import PlannerSettings
@@ -34,6 +33,7 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.core.builders import plain_member, worker_member
 
 

@@ -11,17 +11,17 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import DevicePlace, Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import ReshapeStage
-from spotwise.mesh.journal_replay import find_journals, replay
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage, ReplyTimeoutError
+from spotwise.mesh.ports.ports import BusMessage, ReplyTimeoutError
+from spotwise.mesh.replay.journal_replay import find_journals, replay
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.core.builders import plain_member, worker_member
 from tests.unit.core.planner.reshape_bench import MODEL
 from tests.unit.migration_planner.test_planner import planning

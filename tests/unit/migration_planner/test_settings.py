@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.migration_planner.settings import PlannerSettings
 

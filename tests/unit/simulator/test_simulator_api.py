@@ -8,9 +8,9 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import BUILT_IN
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import BUILT_IN
+from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator import api
 from spotwise.simulator.runs.cluster_file import ClusterFileError

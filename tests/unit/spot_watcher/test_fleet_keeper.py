@@ -19,18 +19,17 @@ from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import AcquireRequest
 from spotwise.cloud.local_instances import LocalInstances
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetOrder, FleetReported, InstanceOffer, InstanceRelease, Purchase
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import InterruptionKind, InterruptionReported
-from spotwise.core.worker_messages import Drain
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceOffer, InstanceRelease, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
+from spotwise.core.messages.worker import Drain
 from spotwise.files.fleet_file import read_fleet
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.journal_replay import find_journals, replay
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.replay.journal_replay import find_journals, replay
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.spot_watcher.fleet_keeper import FleetKeeper, kept_fleet
 from spotwise.spot_watcher.fleet_provider import OpenProvider, default_command, local_options
 from spotwise.spot_watcher.metrics import WatcherMetrics
@@ -38,6 +37,7 @@ from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn
 
 LOCAL = """

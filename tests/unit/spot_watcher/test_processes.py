@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
+from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.spot_watcher.processes import LocalProcesses
 from tests.contracts.waiting import until
 

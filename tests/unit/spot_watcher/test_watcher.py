@@ -12,17 +12,16 @@ import pytest
 from pydantic import ValidationError
 from structlog.testing import capture_logs
 
-from spotwise.core.members import Member, MemberKind
-from spotwise.core.members import MemberState as State
-from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported
-from spotwise.core.worker_messages import Drain
-from spotwise.mesh.embedded import LOOPBACK, free_port
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.journal_replay import find_journals, replay
-from spotwise.mesh.memory import MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.metrics_server import served_metrics
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages.members import Member, MemberKind
+from spotwise.core.messages.members import MemberState as State
+from spotwise.core.messages.mesh import DrainReply, InterruptionKind, InterruptionReported
+from spotwise.core.messages.worker import Drain
+from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.replay.journal_replay import find_journals, replay
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.metrics_server import served_metrics
 from spotwise.spot_watcher.clouds import cloud_of_this_machine
 from spotwise.spot_watcher.metrics import WatcherMetrics
 from spotwise.spot_watcher.settings import SpotWatcherSettings
@@ -30,6 +29,7 @@ from spotwise.spot_watcher.watcher import SpotWatcher
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer
 
 HOST = "machine-0"

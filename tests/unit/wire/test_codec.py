@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from spotwise.wire import codec, codec_members, codec_records
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, request_pb2, spot_pb2, worker_pb2

@@ -6,14 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.mlfq import QueueLevel
-from spotwise.core.record import KvHandoff, KvShare, KvTarget, RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.reshape_messages import PlannedWeights
-from spotwise.core.sampling import SampledToken, SamplingParams, TokenLogprobs
-from spotwise.core.worker import commands as c
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.reshape import PlannedWeights
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvTarget, QueueLevel, RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams, TokenLogprobs
 from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
 from spotwise.wire.v1 import group_pb2
@@ -48,13 +47,13 @@ SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
         g.DissolveGroup("a member is gone"),
         g.DissolveGroup("drained", for_good=True),
         g.DissolveGroup("another shape serves", is_last=True),
-        c.ExpectKv("r#0", 2, (5, 1)),
-        c.ForgetKv("r#0"),
-        c.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4), (SHARE,)), (5, 1), 30, 16),
-        c.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4)), (5, 1), None, 16),
-        c.CommitPush(HANDOFF, (5, 1, 6)),
-        c.CommitPush(KvHandoff("r#0", 2, 40, 5)),
-        c.AbortPush("r#0", 2),
+        h.ExpectKv("r#0", 2, (5, 1)),
+        h.ForgetKv("r#0"),
+        h.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4), (SHARE,)), (5, 1), 30, 16),
+        h.OpenPush("r#0", 2, KvTarget("t", 9, "t:1", (3, 4)), (5, 1), None, 16),
+        h.CommitPush(HANDOFF, (5, 1, 6)),
+        h.CommitPush(KvHandoff("r#0", 2, 40, 5)),
+        h.AbortPush("r#0", 2),
     ],
     ids=lambda order: type(order).__name__,
 )
@@ -69,9 +68,9 @@ def test_an_order_is_read_as_it_was_written(order: g.GroupOrder) -> None:
         g.DeviceOffered("d", 1 << 34, 0, "machine", "host:7000"),
         g.GroupJoined(7, g.LoadedWeights(5, 1, 2), "bfloat16 on cpu", SHARE),
         g.PartArrived(HANDOFF, 4096, 0.5, "shm"),
-        c.PushCaughtUp("r#0", 2),
-        c.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),
-        c.HandoffFailed("r#0", 2, "gone"),
+        h.PushCaughtUp("r#0", 2),
+        h.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),
+        h.HandoffFailed("r#0", 2, "gone"),
         g.StepEnded(
             7,
             3,

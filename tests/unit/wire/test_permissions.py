@@ -6,8 +6,8 @@ from fnmatch import fnmatchcase
 
 import pytest
 
-from spotwise.core.members import MemberKind
-from spotwise.core.store_budget import Kind
+from spotwise.core.access.store_budget import Kind
+from spotwise.core.messages.members import MemberKind
 from spotwise.wire import subjects
 from spotwise.wire.permissions import KEY_RULES, Principal, store_rule, subject_rule
 from spotwise.wire.roles import ROLE_OF, MeshRole

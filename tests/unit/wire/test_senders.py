@@ -7,7 +7,7 @@ from typing import Any, get_args
 import pytest
 
 from spotwise.cluster_scheduler import __main__ as scheduler
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.gateway import mesh_client as gateway
 from spotwise.migration_planner import planner
 from spotwise.wire.roles import MeshRole

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from spotwise.core.members import MemberKind
+from spotwise.core.messages.members import MemberKind
 from spotwise.wire import subjects
 from spotwise.wire.roles import MeshRole
 

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.batching import Batch
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.costs.batching import Batch
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.engine.layer_progress import LayersWritten
-from spotwise.mesh.kv_sections import WholeKv
+from spotwise.mesh.ports.kv_sections import WholeKv
 from tests.contracts.waiting import PATIENCE_S
 
 LAYERS, BLOCKS, BLOCK_SIZE = 2, 32, 4

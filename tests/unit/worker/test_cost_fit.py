@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.mesh.grpc_control import IterationTime
+from spotwise.core.costs.cost_model import BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.mesh.grpc.control import IterationTime
 from spotwise.worker.cost_fit import fit_iterations, fit_link
 
 COST = TableIterationCost(

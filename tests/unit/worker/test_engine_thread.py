@@ -12,14 +12,14 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
 from spotwise.engine.loading import EngineConfig
-from spotwise.mesh.watchdog import Watchdog
+from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from tests.contracts.waiting import until

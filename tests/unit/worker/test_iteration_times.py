@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import BatchShape
-from spotwise.mesh.grpc_control import IterationTime, RecentIterations
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.mesh.grpc.control import IterationTime, RecentIterations
 from spotwise.worker.iteration_times import IterationTimes
 
 

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from spotwise.cli.profile_files import read_profile
-from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.worker.kept_profiles import KeptProfiles, ProfiledEngine
 
 ENGINE = ProfiledEngine(

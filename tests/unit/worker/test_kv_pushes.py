@@ -8,11 +8,12 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.record import KvHandoff, KvSource, KvTarget
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.hand_offs import PushMode
+from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.push_policy import PushMode
-from spotwise.mesh.ports import KvTransferError, KvTransport, TransferReport
+from spotwise.mesh.ports.ports import KvTransferError, KvTransport, TransferReport
 from spotwise.worker.kv_pushes import KvPushes
 from tests.contracts.waiting import until
 
@@ -20,7 +21,7 @@ LAYERS, BLOCK_SIZE = 4, 16
 TARGET = KvTarget("t", 7, "t:2", (4, 5, 6, 7))
 #: 40 tokens are two whole blocks and a half.
 HANDOFF = KvHandoff("r", 1, 40, 5)
-OPEN = c.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=40, written_tokens=16)
+OPEN = h.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=40, written_tokens=16)
 
 
 class HeldPush:
@@ -95,7 +96,7 @@ async def test_a_computed_prompt_is_written_and_committed_at_once(outbox: Outbox
     measured, delivered = outbox.events
     assert isinstance(measured, c.PushesMeasured)
     assert measured.costs.serial is not None and measured.costs.layerwise is None
-    assert delivered == c.HandoffDelivered("r", 1, 4096, 0.5, "shm", 0.5, PushMode.SERIAL)
+    assert delivered == h.HandoffDelivered("r", 1, 4096, 0.5, "shm", 0.5, PushMode.SERIAL)
 
 
 async def test_blocks_that_exist_already_leave_at_once(outbox: Outbox) -> None:
@@ -145,20 +146,20 @@ async def test_an_iteration_without_a_push_reports_nothing(outbox: Outbox) -> No
     outbox.opened[0].end.set_exception(KvTransferError("connection lost"))
     await asyncio.gather(*outbox.tasks)
     assert outbox.pushes.watch(batch(0, 24)) is None
-    assert outbox.events == [c.HandoffFailed("r", 1, "connection lost")]
+    assert outbox.events == [h.HandoffFailed("r", 1, "connection lost")]
 
 
 async def test_a_prompt_is_committed_or_called_off(outbox: Outbox) -> None:
     """A prompt whose push has failed is neither committed nor cancelled."""
     outbox.pushes.open(OPEN)
-    outbox.pushes.commit(c.CommitPush(HANDOFF))
-    outbox.pushes.abort(c.AbortPush("r", 1))
+    outbox.pushes.commit(h.CommitPush(HANDOFF))
+    outbox.pushes.abort(h.AbortPush("r", 1))
     push = outbox.opened[0]
     assert (push.committed, push.aborts) == ([HANDOFF], 1)
     push.end.set_exception(KvTransferError("called off"))
     await asyncio.gather(*outbox.tasks)
-    outbox.pushes.commit(c.CommitPush(HANDOFF))
-    outbox.pushes.abort(c.AbortPush("r", 1))
+    outbox.pushes.commit(h.CommitPush(HANDOFF))
+    outbox.pushes.abort(h.AbortPush("r", 1))
     assert (push.committed, push.aborts) == ([HANDOFF], 1)
 
 
@@ -178,7 +179,7 @@ async def test_costs_are_noted_by_peer_and_way(outbox: Outbox) -> None:
     assert costs.serial.transfer_s(2000) == pytest.approx(0.8)
     assert costs.layerwise.transfer_s(2000) == pytest.approx(0.2)
     assert costs.notices_s > 0.0
-    assert isinstance(outbox.events[-1], c.HandoffDelivered) and outbox.events[-1].mode is PushMode.LAYERWISE
+    assert isinstance(outbox.events[-1], h.HandoffDelivered) and outbox.events[-1].mode is PushMode.LAYERWISE
 
 
 async def test_a_push_that_cannot_be_is_a_failed_hand_off(outbox: Outbox) -> None:
@@ -186,20 +187,20 @@ async def test_a_push_that_cannot_be_is_a_failed_hand_off(outbox: Outbox) -> Non
     outbox.pushes.push(c.PushKv(HANDOFF, KvTarget("t", 7, "t:2", (4,)), (0, 1, 2)))
     assert outbox.events == []
     await until(lambda: outbox.events)
-    assert outbox.events == [c.HandoffFailed("r", 1, "too many blocks")]
+    assert outbox.events == [h.HandoffFailed("r", 1, "too many blocks")]
 
 
 async def test_a_sequence_that_decodes_on_is_copied_as_far_as_it_is_written() -> None:
     """Its full blocks leave, the role is told when they have, and the commit brings the other blocks."""
     outbox = Outbox()
-    outbox.pushes.open(c.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=None, written_tokens=40))
+    outbox.pushes.open(h.OpenPush("r", 1, TARGET, (0, 1, 2), num_tokens=None, written_tokens=40))
     (push,) = outbox.opened
     assert push.wrote_calls == [(LAYERS, 2)]
     assert outbox.pushes.watch(Batch((BatchRow("r@1", 40, 1, (0, 1, 2)),))) is None
     push.has_sent.set()
-    await until(lambda: outbox.events == [c.PushCaughtUp("r", 1)])
-    outbox.pushes.commit(c.CommitPush(HANDOFF, (0, 1, 2, 3)))
+    await until(lambda: outbox.events == [h.PushCaughtUp("r", 1)])
+    outbox.pushes.commit(h.CommitPush(HANDOFF, (0, 1, 2, 3)))
     assert (push.committed, push.grown_to) == ([HANDOFF], (0, 1, 2, 3))
     push.end.set_result(TransferReport(4096, 0.5, "shm", 0.1))
     await until(lambda: len(outbox.events) == 2)
-    assert isinstance(outbox.events[1], c.HandoffDelivered)  # and no cost of hand-offs was measured by it
+    assert isinstance(outbox.events[1], h.HandoffDelivered)  # and no cost of hand-offs was measured by it

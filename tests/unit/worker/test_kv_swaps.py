@@ -8,14 +8,14 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.mlfq_policy import queues_for
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
-from spotwise.mesh.watchdog import Watchdog
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.kv_swaps import KvSwaps
 from spotwise.worker.worker_engine import WorkerEngine

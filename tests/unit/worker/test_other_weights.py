@@ -8,11 +8,11 @@ from typing import cast
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.request import FinishReason
-from spotwise.mesh.memory import FakeClock, MemoryStore
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.requests.request import FinishReason
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.other_weights import warn_of_other_weights
+from tests.fakes.memory import FakeClock, MemoryStore
 from tests.unit.worker.twin_mesh import TwinMesh
 
 PROMPT = (3, 1, 4, 1, 5)

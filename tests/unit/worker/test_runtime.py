@@ -8,15 +8,15 @@ from types import SimpleNamespace
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core import messages as m
-from spotwise.core.adapter import AdapterRef
-from spotwise.core.batching import BatchLimits
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import TOO_LARGE, SamplingParams
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import TOO_LARGE, SamplingParams
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.engine.native.build import variant_for_this_processor
-from spotwise.mesh.ports import MeshError, PayloadTooLargeError
+from spotwise.mesh.ports.ports import MeshError, PayloadTooLargeError
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.worker.runtime import GOODBYE_AFTER_S, _smaller_parts

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.confirmation import CONFIRM_EVERY_S
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.worker.mlfq_policy import queues_for
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
 from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings

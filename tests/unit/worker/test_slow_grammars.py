@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.requests.sampling import SamplingParams
 from tests.unit.worker.summing_engine import expected_tokens
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
 

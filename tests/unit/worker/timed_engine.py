@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-from spotwise.core.batching import Batch
-from spotwise.core.cost_model import BatchShape, IterationCost
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.costs.cost_model import BatchShape, IterationCost
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 
 
 class TimedEngine:

@@ -7,26 +7,26 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any, TypeVar, cast
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvTarget, RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget, RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
 from spotwise.engine.host_swap import HostSwap
-from spotwise.mesh.embedded import LOOPBACK
-from spotwise.mesh.grpc_control import ControlServer
-from spotwise.mesh.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
-from spotwise.mesh.memory_kv import MemoryKvNetwork, MemoryKvTransport
-from spotwise.mesh.ports import BusMessage
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.runtime import WorkerRuntime
 from tests.contracts.waiting import until
+from tests.fakes.memory import FakeClock, MemoryBroker, MemoryBus, MemoryStore
+from tests.fakes.memory_kv import MemoryKvNetwork, MemoryKvTransport
 from tests.unit.worker.summing_engine import BLOCKS, ByteHost, SummingEngine
 
 LEASE_S = 5.0

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from spotwise.mesh.redis_store import RedisStore
+from spotwise.mesh.redis.store import RedisStore
 
 _POLL_S = 0.1
 

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from spotwise.mesh.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MEMBER_NAME, role_name, role_uri, roles_in
+from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MEMBER_NAME, role_name, role_uri, roles_in
 from spotwise.wire.roles import MeshRole
 
 _CA_KEY_FILE = "ca.key"

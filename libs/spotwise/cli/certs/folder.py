@@ -13,10 +13,10 @@ from pathlib import Path
 
 from spotwise.cli.certs.authority import CertificateAuthority, Certified, private_file, private_folder, read_certificate
 from spotwise.cli.errors import CommandError
-from spotwise.core.store_budget import SHIPPED_MAXMEMORY_BYTES
-from spotwise.mesh.mesh_secret import write_mesh_secret
-from spotwise.mesh.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from spotwise.mesh.server_configs import broker_config, derived_password, store_acl
+from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
+from spotwise.mesh.embedded.configs import broker_config, derived_password, store_acl
+from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from spotwise.mesh.process.mesh_secret import write_mesh_secret
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 

@@ -31,8 +31,8 @@ from spotwise.core.access.keys import (
     secret_of,
 )
 from spotwise.core.access.quotas import KeyLimits
-from spotwise.mesh.key_ports import KeyStore
-from spotwise.mesh.redis_keys import record_json
+from spotwise.mesh.ports.keys import KeyStore
+from spotwise.mesh.redis.keys import record_json
 
 KeyName: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key: the tenant of what it requests.")

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.options import MeshOptions
-from spotwise.core.adapter import named_folders
-from spotwise.core.model_alias import model_aliases, require_aliases_of
+from spotwise.core.requests.adapter import named_folders
+from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
 
 _SETTING = "SPOTWISE_MODEL_ALIASES"
 

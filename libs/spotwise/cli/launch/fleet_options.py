@@ -8,7 +8,7 @@ from pathlib import Path
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.options import FleetOptions
-from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from spotwise.files.tables import TraceError

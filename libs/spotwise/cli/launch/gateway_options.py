@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from spotwise.cli.errors import OptionError
-from spotwise.mesh.private_files import require_private
-from spotwise.mesh.ucx_loopback import is_loopback
+from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.process.private_files import require_private
 
 
 def has_configured_keys(api_keys_file: Path | None) -> bool:

@@ -7,7 +7,7 @@ import errno
 import socket
 
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.mesh.quiet_ports import quiet_ports
+from spotwise.mesh.process.quiet_ports import quiet_ports
 
 _LAST_PORT = 65535
 

@@ -1,7 +1,7 @@
 """Detects hung processes of a mesh: they run, and give no sign of life for `limit_s` while another process does.
 
 A failed store or a paused supervisor (as when the machine slept) restarts the wait; silence of all processes at once is a
-fault of the machine or the network, and no process is replaced for it. Signs of life are a pulse (`mesh/pulse.py`),
+fault of the machine or the network, and no process is replaced for it. Signs of life are a pulse (`mesh/process/pulse.py`),
 a registration, renewed every second and valid for four, an answer to a gRPC health check, served by the same event loop, and of
 embedded servers an answer in their protocol.
 """

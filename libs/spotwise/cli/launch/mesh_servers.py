@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel, ConfigDict
 
 from spotwise.cli.launch.service_process import ServiceProcess
-from spotwise.mesh.server_configs import derived_password
+from spotwise.mesh.embedded.configs import derived_password
 from spotwise.wire.permissions import ADMIN, Principal
 from spotwise.wire.roles import MeshRole
 

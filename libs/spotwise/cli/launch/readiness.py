@@ -18,10 +18,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.server_addresses import server_addresses
-from spotwise.core.members import MemberState
-from spotwise.mesh.control_access import ControlAccess, blocking_channel
-from spotwise.mesh.plane_tls import PlaneTls
-from spotwise.mesh.redis_servers import open_blocking
+from spotwise.core.messages.members import MemberState
+from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
+from spotwise.mesh.grpc.plane_tls import PlaneTls
+from spotwise.mesh.redis.servers import open_blocking
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0

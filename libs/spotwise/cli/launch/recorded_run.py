@@ -7,13 +7,13 @@ from collections.abc import Sequence
 from pydantic import TypeAdapter, ValidationError
 
 from spotwise.cli.errors import CommandError
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.members import Pool
-from spotwise.core.scheduler import SchedulerRole
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerRole
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.journal_replay import RecordedRole
-from spotwise.mesh.recorded_requests import RecordedRequest
+from spotwise.mesh.replay.journal_replay import RecordedRole
+from spotwise.mesh.replay.recorded_requests import RecordedRequest
 from spotwise.simulator.runs.recorded import RecordedCluster, RequestTimes
 
 

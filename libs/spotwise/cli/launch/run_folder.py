@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.files.user_folders import NoHomeError, expanded, home_folder, state_home
-from spotwise.mesh.child_process import ProcessIdentity, identify, is_alive
+from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive
 
 DEFAULT_NAME = "default"
 
@@ -35,7 +35,7 @@ class RunFolder:
 
     @property
     def mesh_secret_path(self) -> Path:
-        """The secret that the processes of the mesh share (`mesh/mesh_secret.py`)."""
+        """The secret that the processes of the mesh share (`mesh/process/mesh_secret.py`)."""
         return self.path / "mesh.secret"
 
     @property
@@ -50,7 +50,7 @@ class RunFolder:
 
     @property
     def pulses_folder(self) -> Path:
-        """The folder of the services' pulses (`mesh/pulse.py`)."""
+        """The folder of the services' pulses (`mesh/process/pulse.py`)."""
         return self.path / "pulses"
 
     @property

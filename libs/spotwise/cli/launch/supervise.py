@@ -28,10 +28,9 @@ from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
-from spotwise.core.store_budget import StoreBudget
+from spotwise.core.access.store_budget import StoreBudget
 from spotwise.files.user_folders import NoHomeError, expanded
-from spotwise.mesh.child_process import ProcessIdentity, identify, start_child
-from spotwise.mesh.embedded import (
+from spotwise.mesh.embedded.servers import (
     LOOPBACK,
     EmbeddedServer,
     EmbeddedServerError,
@@ -39,9 +38,10 @@ from spotwise.mesh.embedded import (
     nats_server,
     redis_server,
 )
-from spotwise.mesh.mesh_secret import read_mesh_secret, write_mesh_secret
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.pulse import has_pulse
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.child_process import ProcessIdentity, identify, start_child
+from spotwise.mesh.process.mesh_secret import read_mesh_secret, write_mesh_secret
+from spotwise.mesh.process.pulse import has_pulse
 from spotwise.wire.permissions import Principal
 
 

@@ -10,7 +10,7 @@ from spotwise.cli.launch.liveness import Probe
 from spotwise.cli.launch.restart_limit import RestartLimit
 from spotwise.cli.launch.run_state import RecordedService, ServiceState
 from spotwise.cli.launch.service_process import StopOrder
-from spotwise.mesh.child_process import ChildProcess
+from spotwise.mesh.process.child_process import ChildProcess
 
 
 class SupervisedProcess:

@@ -10,7 +10,7 @@ import typer
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.fleet_options import refuse_what_cannot_be_bought
 from spotwise.cli.profile_files import read_profile
-from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.fleet_prices import FleetPrices
 from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms

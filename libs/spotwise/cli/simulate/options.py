@@ -14,7 +14,7 @@ from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.profile_files import read_profile
-from spotwise.core.cost_profile import CostProfile
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel

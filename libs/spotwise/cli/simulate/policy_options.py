@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.cluster.policy import DecodeQueue
+from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Discipline, Reserve
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 

@@ -49,8 +49,8 @@ from spotwise.cli.simulate.run_machines import (
     require_case,
 )
 from spotwise.cli.simulate.run_report import report, runs_document
-from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.prices import PriceSeries
+from spotwise.core.messages.market import Market
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case

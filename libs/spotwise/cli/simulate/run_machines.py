@@ -6,7 +6,7 @@ from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.simulate.options import parse_design, parse_recorded_split, parse_split
-from spotwise.core.cost_profile import CostProfile
+from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel

@@ -160,7 +160,7 @@ class SourceUsage:
 
 @dataclass(slots=True)
 class KeyUsage:
-    """What a key has taken. The same arithmetic as the store's script (`spotwise.mesh.redis_keys`).
+    """What a key has taken. The same arithmetic as the store's script (`spotwise.mesh.redis.keys`).
 
     Attributes:
         at_s: when the buckets were last looked at.

@@ -13,11 +13,11 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.keeper_events import ListedInstance, PricedOffer
 from spotwise.core.fleet.kept import KeptFleet, KeptInstance, KeptLife
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.refusals import OfferKey
-from spotwise.core.fleet_messages import LearnedLives
-from spotwise.core.survival import Life, fit_hazard
+from spotwise.core.lives.survival import Life, fit_hazard
+from spotwise.core.messages.fleet import LearnedLives
+from spotwise.core.messages.market import InstanceState, Market
 
 #: Prices are known so many seconds after they changed.
 SETTLE_S = 180.0

@@ -11,13 +11,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spotwise.core.fleet.fleet_delta import ROUNDING, cost_beside
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_search import FleetSearch
-from spotwise.core.fleet.fleet_state import FleetState
-from spotwise.core.fleet.fleet_targets import TypeTarget, fleet_targets
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import Market
+from spotwise.core.fleet.delta import ROUNDING, cost_beside
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.search import FleetSearch
+from spotwise.core.fleet.state import FleetState
+from spotwise.core.fleet.targets import TypeTarget, fleet_targets
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.market import Market
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.policy import ServiceDemand

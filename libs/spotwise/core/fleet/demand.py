@@ -13,9 +13,9 @@ from __future__ import annotations
 
 from collections import deque
 
-from spotwise.core.fleet_messages import LoadReported
 from spotwise.core.gateway.load_meter import LOAD_REPORT_S
 from spotwise.core.latest import LatestDict
+from spotwise.core.messages.fleet import LoadReported
 from spotwise.core.parallel.arrivals import ArrivalWindow
 from spotwise.core.parallel.policy import ServiceDemand
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from spotwise.core.fleet.kept import InstanceLeave
-from spotwise.core.members import Member, MemberState
-from spotwise.core.messages import InterruptionKind, InterruptionReported
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 from spotwise.core.spot.notices import SentNotices
 from spotwise.core.spot.reports import RepeatedReports

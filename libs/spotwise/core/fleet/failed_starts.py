@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from spotwise.core.fleet.kept import KeptFailedStart
-from spotwise.core.fleet.market import Market
 from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey
+from spotwise.core.messages.market import Market
 
 #: Seconds of the longest rest that only the number of failures makes.
 LONGEST_S = 3600.0

@@ -14,7 +14,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
 from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.accounts import Account, Accounts
 from spotwise.core.fleet.departures import Departures
@@ -22,9 +21,10 @@ from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.failed_starts import FailedStarts
 from spotwise.core.fleet.give_backs import GiveBacks
 from spotwise.core.fleet.kept import InstanceLeave, KeptFleet
-from spotwise.core.fleet.market import InstanceState
 from spotwise.core.fleet.purchases import LONG_S, Purchases, key_of
 from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState
 from spotwise.core.spot.policy import COMPUTING
 
 REPORT_S = 1.0

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.fleet.kept import KeptFleet
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.fleet_messages import FleetOrder, FleetReported, Purchase
-from spotwise.core.members import Member
-from spotwise.core.messages import InterruptionReported, Tick
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 
 

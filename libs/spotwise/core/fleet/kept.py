@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.fleet.market import Market
-from spotwise.core.fleet_messages import Purchase, PurchaseStatus
+from spotwise.core.messages.fleet import Purchase, PurchaseStatus
+from spotwise.core.messages.market import Market
 
 
 @dataclass(frozen=True, slots=True)

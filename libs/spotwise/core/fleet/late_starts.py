@@ -12,12 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_state import FleetState
-from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.lasting import Lasting
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetInstance, FleetReported
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.state import FleetState
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.fleet import FleetInstance, FleetReported
+from spotwise.core.messages.market import InstanceState, Market
 
 MOST_PATIENCE = 4.0
 _SLOWEST = 1.5

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
-from spotwise.core.fleet.market import Market
-from spotwise.core.fleet_messages import FleetInstance, LearnedLives
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import FleetInstance, LearnedLives
+from spotwise.core.messages.market import Market
 
 
 class LearnedHazards:

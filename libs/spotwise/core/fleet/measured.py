@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import USUAL_MESSAGE_S, CostProfile
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import USUAL_MESSAGE_S, CostProfile
 from spotwise.core.parallel.instances import InstanceType
 from spotwise.core.parallel.memory import RealMemory
 from spotwise.core.parallel.model_shape import ModelShape

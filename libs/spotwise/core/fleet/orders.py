@@ -11,9 +11,9 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 
-from spotwise.core.fleet.fleet_state import stays
-from spotwise.core.fleet.market import Market
-from spotwise.core.fleet_messages import FleetReported, InstanceRelease, Purchase
+from spotwise.core.fleet.state import stays
+from spotwise.core.messages.fleet import FleetReported, InstanceRelease, Purchase
+from spotwise.core.messages.market import Market
 
 _FORGOTTEN_S = 60.0
 #: A bought instance that is not listed so long after its purchase was answered does not come.

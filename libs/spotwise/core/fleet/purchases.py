@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from spotwise.core.fleet.keeper_events import PricedOffer, PurchaseAnswered, RefusalKind
 from spotwise.core.fleet.kept import KeptPurchase
 from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey, Refusals
-from spotwise.core.fleet_messages import Purchase, PurchaseStatus
+from spotwise.core.messages.fleet import Purchase, PurchaseStatus
 
 #: Seconds for which a purchase that no order has any more is reported.
 REPORTED_S = 300.0

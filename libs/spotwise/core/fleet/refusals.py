@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.fleet.market import Market
+from spotwise.core.messages.market import Market
 
 #: Seconds of a refused offer's first rest.
 SHORTEST_S = 30.0

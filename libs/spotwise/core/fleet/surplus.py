@@ -13,14 +13,14 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from spotwise.core.fleet.fleet_delta import ROUNDING, ZonePurchase
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_state import FleetState
-from spotwise.core.fleet.fleet_targets import TypeTarget
+from spotwise.core.fleet.delta import ROUNDING, ZonePurchase
 from spotwise.core.fleet.lasting import Lasting
 from spotwise.core.fleet.learned_hazards import LearnedHazards
-from spotwise.core.fleet.market import Market
-from spotwise.core.fleet_messages import FleetInstance, LearnedLives
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.state import FleetState
+from spotwise.core.fleet.targets import TypeTarget
+from spotwise.core.messages.fleet import FleetInstance, LearnedLives
+from spotwise.core.messages.market import Market
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ Requests that wait for an earlier one, or for any, are submitted again when a la
 
 from __future__ import annotations
 
-from spotwise.core.members import Member, MemberKind
+from spotwise.core.messages.members import Member, MemberKind
 
 
 class ActiveScheduler:

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from spotwise.core.messages import Suspects
+from spotwise.core.messages.mesh import Suspects
 
 #: Tokens of one attempt that are progress.
 PROGRESS_TOKENS = 8

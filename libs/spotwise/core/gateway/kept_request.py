@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
-from spotwise.core.request import StopCriteria
+from spotwise.core.requests.request import StopCriteria
 
 
 @dataclass(frozen=True, slots=True)

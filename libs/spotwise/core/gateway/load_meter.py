@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.fleet_messages import LoadReported
+from spotwise.core.messages.fleet import LoadReported
 
 #: Seconds between two reports, and between two of a gateway that has nothing to report: it is there, and idle.
 LOAD_REPORT_S, IDLE_REPORT_S = 1.0, 5.0

@@ -11,10 +11,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from spotwise.core import messages as m
 from spotwise.core.gateway.attempt_history import AttemptHistory
-from spotwise.core.request import FinishReason, RequestEvent, RequestState, advance
-from spotwise.core.sampling import TokenLogprobs
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason, RequestEvent, RequestState, advance
+from spotwise.core.requests.sampling import TokenLogprobs
 
 
 @dataclass(slots=True)

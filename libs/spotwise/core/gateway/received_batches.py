@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.members import Member
-from spotwise.core.messages import TokenBatch
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import TokenBatch
 
 #: A worker silent for so long is forgotten; if it returns, its requests are computed again at worst.
 FORGET_AFTER_S = 600.0

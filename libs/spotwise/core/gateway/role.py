@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spotwise.core import messages as m
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.active_scheduler import ActiveScheduler
 from spotwise.core.gateway.limits import RecoveryLimits
@@ -26,9 +25,10 @@ from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.open_requests import OpenRequests
 from spotwise.core.gateway.received_batches import ReceivedBatches
-from spotwise.core.membership import MemberJoined, MemberLost, Membership
-from spotwise.core.request import FINISH_EVENT, FinishReason, RequestEvent
-from spotwise.core.sampling import GRAMMAR_FAILS, TOO_LARGE
+from spotwise.core.membership.membership import MemberJoined, MemberLost, Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FINISH_EVENT, FinishReason, RequestEvent
+from spotwise.core.requests.sampling import GRAMMAR_FAILS, TOO_LARGE
 
 
 class GatewayRole:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.store_budget import size_of
+from spotwise.core.access.store_budget import size_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinkCost, pairs
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.planner.learned_seconds import LearnedSeconds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner.plan import Plan, ReshapeStage
 
 

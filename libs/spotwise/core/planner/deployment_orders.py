@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.deployments import led
 from spotwise.core.planner.device_watch import DeviceWatch

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner.group_choice import GroupChoice
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.core.planner.replacement import Replacing, described

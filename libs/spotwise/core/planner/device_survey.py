@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 
 #: Silence after which a device is asked again.
 DEVICE_SILENT_S = 0.5

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from spotwise.core import messages as m
 from spotwise.core.fleet.devices import instance_of
 from spotwise.core.latest import LatestDict
-from spotwise.core.members import DevicePlace, MemberKind, MemberState, Pool
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import DevicePlace, MemberKind, MemberState, Pool
 
 _REMEMBERED = 4096
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
 from spotwise.core.planner.deployment_orders import serves
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.plan import PlannedDeployment

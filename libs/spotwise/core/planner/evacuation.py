@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from spotwise.core import messages as m
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.messages import mesh as m
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
@@ -28,7 +28,7 @@ from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.plan import PlannedLeave, PlannedRequest
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
-from spotwise.core.record import sequence_id
+from spotwise.core.requests.record import sequence_id
 
 #: An order whose effect no survey shows after so long was lost.
 ORDER_LOST_S = 1.0

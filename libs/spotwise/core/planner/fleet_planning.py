@@ -16,16 +16,16 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-from spotwise.core import messages as m
 from spotwise.core.fleet.decision import REPORT_LASTS_S, Decided, FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
 from spotwise.core.fleet.devices import instance_of
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_state import stays
-from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.kept_choice import ChangeSeconds
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.members import Pool
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.state import stays
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner import commands as c

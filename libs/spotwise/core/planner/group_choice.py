@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from spotwise.core import messages as m
-from spotwise.core.members import DevicePlace, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import DevicePlace, Pool
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices

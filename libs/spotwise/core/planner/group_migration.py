@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.parts import Part, PartKind

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from spotwise.core.messages.reshape import DeviceGroup, GroupFormed, PlannedWeights
 from spotwise.core.migration.interruption.arrangement import Arrangement
-from spotwise.core.reshape_messages import DeviceGroup, GroupFormed, PlannedWeights
 
 
 @dataclass(frozen=True, slots=True)

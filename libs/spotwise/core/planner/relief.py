@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core import messages as m
 from spotwise.core.latest import LatestDict
-from spotwise.core.members import MemberState, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState, Pool
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.targets import Targets
-from spotwise.core.record import sequence_id
+from spotwise.core.requests.record import sequence_id
 
 #: Tokens of each decoding sequence for which a worker must have free blocks.
 STEPS_AHEAD = 32

@@ -15,9 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberKind, MemberState, Pool
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, MemberState, Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost

@@ -10,9 +10,9 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberKind, MemberState
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, MemberState
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey

@@ -15,9 +15,9 @@ import itertools
 from dataclasses import replace
 from functools import partial
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
 from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c

@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.members import MemberKind, MemberState
-from spotwise.core.membership import MemberJoined, Membership, MembershipEvent
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.membership.membership import MemberJoined, Membership, MembershipEvent
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, MemberState
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost

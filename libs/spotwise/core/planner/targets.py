@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spotwise.core import messages as m
-from spotwise.core.cluster.pools import (
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, Pool
+from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.scheduler.pools import (
     MIXED,
     PROMPT_OFF_POOL,
     PROMPT_ON_POOL,
@@ -20,10 +22,8 @@ from spotwise.core.cluster.pools import (
     Pools,
     Queue,
 )
-from spotwise.core.cluster.ranking import Need
-from spotwise.core.cluster.views import Assignment
-from spotwise.core.members import MemberKind, Pool
-from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.scheduler.ranking import Need
+from spotwise.core.scheduler.views import Assignment
 
 _BY_PREFERENCE: tuple[tuple[Group, ...], ...] = (
     (TOKEN_ON_POOL,),

@@ -6,9 +6,9 @@ An abandoned change ends at once, and the next one continues with its evacuation
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
-from spotwise.core.membership import Membership
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
 from spotwise.core.migration.fleet import events as f
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.planner import commands as c

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.members import Member
-from spotwise.core.messages import DrainReply, InterruptionReported, Tick
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import DrainReply, InterruptionReported, Tick
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot.signs import MetadataAnswered
-from spotwise.core.worker_messages import Drain
 
 
 @dataclass(frozen=True, slots=True)

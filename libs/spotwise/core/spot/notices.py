@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.members import Member, MemberState
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot.commands import PublishNotice
-from spotwise.core.worker_messages import Drain
 
 #: A member that still reports READY so long after its notice has not received it.
 RETELL_S = 1.0

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.members import Member, MemberKind
+from spotwise.core.messages.members import Member, MemberKind
 
 #: Beyond so many failures the pause is at its longest for any sensible pair of `poll_s` and `backoff_s`.
 _MOST_DOUBLINGS = 16

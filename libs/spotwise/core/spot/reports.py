@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spotwise.core.messages import InterruptionKind, InterruptionReported
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
 
 #: Seconds between two reports of one event: a part of the shortest notice (30 s), and no load for a bus.
 REPEAT_S = 2.0

@@ -16,8 +16,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.membership import MemberLost, Membership
+from spotwise.core.membership.membership import MemberLost, Membership
+from spotwise.core.messages import mesh as m
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.notices import SentNotices
 from spotwise.core.spot.policy import COMPUTING, WatchPolicy

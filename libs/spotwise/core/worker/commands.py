@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
-from spotwise.core.sampling import SampledToken
+from spotwise.core.costs.batching import Batch
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvShare, KvTarget, RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.values import value
-from spotwise.core.worker.push_policy import PushCosts, PushMode
+from spotwise.core.worker.kv.push_policy import PushCosts
 
 
 @value
@@ -79,31 +80,6 @@ class KvArrived:
 
 
 @value
-class PushCaughtUp(m.OfAttempt):
-    """The push of a sequence that decodes, opened with this number, has sent what was written then."""
-
-    number: int = 0
-
-
-@value
-class HandoffDelivered(m.OfAttempt):
-    """The token worker has acknowledged the KV, `transfer_s` after the first bytes read, `visible_s` after the prompt's end."""
-
-    kv_bytes: int
-    transfer_s: float
-    transport: str
-    visible_s: float
-    mode: PushMode = PushMode.SERIAL
-
-
-@value
-class HandoffFailed(m.OfAttempt):
-    """A push failed or was aborted; its source blocks are not read any more."""
-
-    reason: str
-
-
-@value
 class PushesMeasured:
     """Recent costs of pushes to a worker."""
 
@@ -149,9 +125,9 @@ WorkerEvent = (
     | EngineLost
     | EngineRestored
     | KvArrived
-    | PushCaughtUp
-    | HandoffDelivered
-    | HandoffFailed
+    | h.PushCaughtUp
+    | h.HandoffDelivered
+    | h.HandoffFailed
     | PushesMeasured
     | Swapped
     | SwapFailed
@@ -195,20 +171,6 @@ class EndRun:
 
 
 @value
-class ExpectKv(m.OfAttempt):
-    """Open these blocks to a hand-off."""
-
-    block_ids: tuple[int, ...]
-
-
-@value
-class ForgetKv:
-    """Close the blocks of a reservation to its hand-off."""
-
-    choice_id: str
-
-
-@value
 class PushKv:
     """Push the KV of a computed prompt."""
 
@@ -222,43 +184,6 @@ class TakeHomePool:
     """Report this home pool from now on."""
 
     pool: m.Pool
-
-
-@value
-class OpenPush(m.OfAttempt):
-    """Open a push; `CommitPush` or `AbortPush` follows.
-
-    Attributes:
-        num_tokens: of a prompt that is about to be computed, pushed layer by layer; `None` for a sequence that decodes on, of
-            which the blocks that are full now are pushed, answered by `PushCaughtUp`.
-        written_tokens: those with KV in the source blocks already.
-        number: of the attempt's pushes that are answered so, each another; 0 for a prompt's.
-    """
-
-    target: KvTarget
-    source_block_ids: tuple[int, ...]
-    num_tokens: int | None
-    written_tokens: int
-    number: int = 0
-
-    @property
-    def source(self) -> KvSource:
-        """What is pushed."""
-        tokens = (self.num_tokens, self.written_tokens)
-        return KvSource(self.choice_id, self.epoch, self.source_block_ids, *tokens, self.number)
-
-
-@value
-class CommitPush:
-    """Push the rest of an opened push, and hand the sequence off; `source_block_ids`: of one that decoded meanwhile."""
-
-    handoff: KvHandoff
-    source_block_ids: tuple[int, ...] = ()
-
-
-@value
-class AbortPush(m.OfAttempt):
-    """Abort a push, opened or on its way; `HandoffFailed` or `HandoffDelivered` still follows."""
 
 
 @value
@@ -297,12 +222,12 @@ WorkerCommand = (
     | AppendToken
     | RunIteration
     | EndRun
-    | ExpectKv
-    | ForgetKv
+    | h.ExpectKv
+    | h.ForgetKv
     | PushKv
-    | OpenPush
-    | CommitPush
-    | AbortPush
+    | h.OpenPush
+    | h.CommitPush
+    | h.AbortPush
     | TakeHomePool
     | SwapOut
     | SwapIn

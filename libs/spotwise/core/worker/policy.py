@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 
 
 class Reserve(StrEnum):

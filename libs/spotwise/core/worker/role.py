@@ -2,7 +2,7 @@
 
 Law: a worker computes prompts, tokens, or both; its home pool restricts nothing (mixed machines: Splitwise, section 4.1).
 Every sequence ends handed off, finished or pending_free, exactly once; after the last one all blocks are free.
-Orders of an earlier scheduler's term are refused: that scheduler was replaced and does not know it (`core/term.py`).
+Orders of an earlier scheduler's term are refused: that scheduler was replaced and does not know it (`core/membership/term.py`).
 A sequence ends at its client's deadline, and one that is overdue when its record is loaded is never computed.
 A draining worker accepts no reservation and no request of its own, and leaves when it holds nothing.
 """
@@ -13,29 +13,30 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.confirmation import Confirmations
-from spotwise.core.kv_blocks import BlockPool
+from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.latest import LatestDict
-from spotwise.core.request import RequestState
-from spotwise.core.term import TermFence
+from spotwise.core.membership.confirmation import Confirmations
+from spotwise.core.membership.term import TermFence
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import RequestState
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.arrivals import Arrivals
-from spotwise.core.worker.counted_iterations import CountedIterations
-from spotwise.core.worker.fcfs_kv_allocator import FcfsKvAllocator
-from spotwise.core.worker.held_work import HeldWork
-from spotwise.core.worker.iterations import Iterations
-from spotwise.core.worker.kv_allocator import KvAllocator
-from spotwise.core.worker.moves import MoveSide
+from spotwise.core.worker.kv.allocator import KvAllocator
+from spotwise.core.worker.kv.fcfs_allocator import FcfsKvAllocator
+from spotwise.core.worker.kv.preemptive_allocator import PreemptiveKvAllocator
+from spotwise.core.worker.kv.prefix_cache import PrefixCache
+from spotwise.core.worker.kv.swaps import Swaps
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.policy_registry import scheduling_policy_of
-from spotwise.core.worker.preemptive_kv_allocator import PreemptiveKvAllocator
-from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.prompt_side import PromptSide
-from spotwise.core.worker.sequence import KvPlace, Sequence
-from spotwise.core.worker.sequence_table import SequenceTable
-from spotwise.core.worker.swaps import Swaps
-from spotwise.core.worker.token_side import TokenSide
+from spotwise.core.worker.scheduling.counted_iterations import CountedIterations
+from spotwise.core.worker.scheduling.iterations import Iterations
+from spotwise.core.worker.scheduling.registry import scheduling_policy_of
+from spotwise.core.worker.sequences.arrivals import Arrivals
+from spotwise.core.worker.sequences.held_work import HeldWork
+from spotwise.core.worker.sequences.moves import MoveSide
+from spotwise.core.worker.sequences.prompt_side import PromptSide
+from spotwise.core.worker.sequences.sequence import KvPlace, Sequence
+from spotwise.core.worker.sequences.table import SequenceTable
+from spotwise.core.worker.sequences.token_side import TokenSide
 
 #: A sequence with its token phase here has not begun it yet, or has ended it.
 _NOT_DECODING = (RequestState.WAITING_FOR_KV, RequestState.MIGRATING)
@@ -108,9 +109,9 @@ class WorkerRole:
             c.RecordLoaded: self._record_loaded,
             c.RecordUnavailable: self._record_unavailable,
             c.KvArrived: self._token_side.kv_arrived,
-            c.PushCaughtUp: self._moves.copied,
-            c.HandoffDelivered: self._handoff_delivered,
-            c.HandoffFailed: self._handoff_failed,
+            h.PushCaughtUp: self._moves.copied,
+            h.HandoffDelivered: self._handoff_delivered,
+            h.HandoffFailed: self._handoff_failed,
             c.PushesMeasured: self._prompt_side.pushes_measured,
             c.EngineLost: self._engine_was_lost,
             c.EngineRestored: self._engine_restored,
@@ -301,12 +302,12 @@ class WorkerRole:
         self._arrivals.acknowledged(answer)
         self._moves.acknowledged(answer, now)
 
-    def _handoff_delivered(self, event: c.HandoffDelivered, now: float) -> None:
+    def _handoff_delivered(self, event: h.HandoffDelivered, now: float) -> None:
         sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is not None:
             (self._prompt_side if sequence.move is None else self._moves).delivered(sequence, event, now)
 
-    def _handoff_failed(self, event: c.HandoffFailed, now: float) -> None:
+    def _handoff_failed(self, event: h.HandoffFailed, now: float) -> None:
         sequence = self._table.push_ended(event.choice_id, event.epoch)
         if sequence is not None:
             (self._prompt_side if sequence.move is None else self._moves).failed(sequence, event.reason, now)

@@ -50,13 +50,13 @@ _INTERPRETED = frozenset(
         "core/latest.py",  # a subclass of `OrderedDict`, which mypyc compiles to what crashes
         "core/values.py",  # a decorator that compiled classes do not have
         # nothing of a simulation, or next to nothing
-        "core/adapter.py",
-        "core/confirmation.py",
-        "core/fleet_messages.py",
-        "core/group_messages.py",
-        "core/kv_stream.py",
-        "core/reshape_messages.py",
-        "core/worker/iteration_bound.py",
+        "core/requests/adapter.py",
+        "core/membership/confirmation.py",
+        "core/messages/fleet.py",
+        "core/messages/groups.py",
+        "core/kv/stream.py",
+        "core/messages/reshape.py",
+        "core/worker/scheduling/iteration_bound.py",
     }
 )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.cost_model import IterationCost
+from spotwise.core.costs.cost_model import IterationCost
 
 GIB = 2**30
 

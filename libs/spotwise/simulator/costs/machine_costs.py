@@ -8,7 +8,7 @@ from enum import StrEnum
 from functools import cache
 from pathlib import Path
 
-from spotwise.core.cost_model import TableIterationCost
+from spotwise.core.costs.cost_model import TableIterationCost
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.profile_fit import Peaks, fit_honest, with_slower_prompts
 from spotwise.simulator.costs.profiles import ProfileError, ProfileRow, measured, read_profile

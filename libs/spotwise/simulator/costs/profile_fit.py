@@ -15,7 +15,7 @@ from statistics import fmean, median
 
 import numpy as np
 
-from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost, pairs
+from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost, pairs
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
 

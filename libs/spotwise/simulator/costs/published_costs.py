@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape
 from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
 
 #: The published simulator's rule for prompts and decodes in one iteration.

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import PiecewiseLinear, TableIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.worker.mlfq_policy import queues_for
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
 from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LanguageModel, MachineType
 from spotwise.simulator.costs.machine_costs import A100, built_in_costs
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from spotwise.core.kv_swap import WhenFull
+from spotwise.core.kv.swap import WhenFull
 from spotwise.simulator.fastserve.engines import Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary
 from spotwise.simulator.fastserve.studies import ARTIFACT, STEADY

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.fastserve.engines import (
     ENGINES,
     USUAL_QUEUES,

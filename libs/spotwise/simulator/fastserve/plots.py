@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from spotwise.core.kv_swap import WhenFull
+from spotwise.core.kv.swap import WhenFull
 from spotwise.simulator.fastserve.engines import Scheduler
 from spotwise.simulator.fastserve.findings import PUBLISHED_PER_TOKEN_S, JobFinding, JobFindings
 from spotwise.simulator.fastserve.studies import ARTIFACT, PEAK_KV

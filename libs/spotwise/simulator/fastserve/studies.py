@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotwise.core.kv_swap import WhenFull
+from spotwise.core.kv.swap import WhenFull
 from spotwise.simulator.fastserve.engines import GPT3_ON_16, OPT_ON_40GB, OPT_ON_80GB, Queues, Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, LogNormalSizes, ZipfSizes

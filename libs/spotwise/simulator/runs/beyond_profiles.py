@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.measured_range import Extrapolation, TimeBeyond
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.measured_range import Extrapolation, TimeBeyond
 from spotwise.simulator.runs.clusters import MachineKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from pydantic import ByteSize, Field, ValidationError, model_validator
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import FORMAT, profile_from_tables, read_cost_profile
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError

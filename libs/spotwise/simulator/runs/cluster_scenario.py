@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.machine_costs import built_in_costs
 from spotwise.simulator.runs.case import Case

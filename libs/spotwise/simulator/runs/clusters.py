@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import IterationCost
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.runs.own_machines import OwnMachine, require_hand_overs
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape
 from spotwise.simulator.runs.beyond_profiles import BeyondProfiles, TimeBeyondProfiles
 from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles

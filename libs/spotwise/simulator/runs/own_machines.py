@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from spotwise.core.cost_model import NO_LINK, LinkCost
-from spotwise.core.cost_profile import USUAL_HOST_LINK, CostProfile
+from spotwise.core.costs.cost_model import NO_LINK, LinkCost
+from spotwise.core.costs.cost_profile import USUAL_HOST_LINK, CostProfile
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.settings import Overlap, WorldSettings

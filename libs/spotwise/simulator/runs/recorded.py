@@ -6,13 +6,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.measured_range import TimeBeyond
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.costs.measured_range import TimeBeyond
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
 from spotwise.simulator.runs.own_machines import OwnMachine, own_world
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.settings import SimulatedMachine

@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from pydantic import ConfigDict
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost, TableIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.worker.mlfq_policy import queues_for
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq_policy import queues_for
 from spotwise.files.toml_tables import KNOWN_KEYS
 
 _LIMITS, _SWAP, _USUAL = BatchLimits(), SwapPolicy(), WorkerPolicy()

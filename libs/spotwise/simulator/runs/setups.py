@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.kv_swap import SwapPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import IterationCost
+from spotwise.core.kv.swap import SwapPolicy
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import GIB, LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.costs.machine_costs import (

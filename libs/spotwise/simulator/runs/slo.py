@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost, TableIterationCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinearIterationCost, TableIterationCost, pairs
 from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.world.observation import Arrival
 

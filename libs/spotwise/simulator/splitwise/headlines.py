@@ -36,7 +36,7 @@ _WHY = {
     DecodeModel.BY_BATCH: _SLOWER,
     DecodeModel.HONEST: _SLOWER,
 }
-#: KV does not move between prompt workers here (`core/cluster/placement.py`).
+#: KV does not move between prompt workers here (`core/scheduler/placement.py`).
 _SPILL = "what a token pool has no memory for is done by one prompt machine here, and by two in the paper's simulator"
 _BATCH_JOBS = "the paper does not give the load of batch jobs; here three times what keeps the objectives"
 

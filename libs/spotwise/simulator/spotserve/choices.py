@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
+from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.instances import InstanceType, Supply

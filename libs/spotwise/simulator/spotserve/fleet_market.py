@@ -18,11 +18,11 @@ from spotwise.core.fleet.decision import FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
 from spotwise.core.fleet.keeper import FleetKeeperRole
 from spotwise.core.fleet.kept_choice import ChangeSeconds
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetOrder, FleetReported, Purchase
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import Tick
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import Tick
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape

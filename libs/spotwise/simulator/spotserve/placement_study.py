@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy import stats
 
-from spotwise.core.survival import Life, fit_hazard
+from spotwise.core.lives.survival import Life, fit_hazard
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
     PlacementOutcome,

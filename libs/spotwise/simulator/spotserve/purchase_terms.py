@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
 from spotwise.core.fleet.keeper_events import PricedOffer
+from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.refusals import SHORTEST_S
+from spotwise.core.fleet.types import FleetType
 
 
 @dataclass(frozen=True, slots=True)

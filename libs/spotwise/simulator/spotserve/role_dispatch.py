@@ -7,16 +7,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import BatchShape, IterationCost
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import BatchShape, IterationCost
+from spotwise.core.messages.members import Pool
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
 from spotwise.core.values import value
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.sequence import Sequence as HeldSequence
+from spotwise.core.worker.sequences.sequence import Sequence as HeldSequence
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.spotserve.pipelines import BatchTimes, Dispatcher, Job
 from spotwise.simulator.spotserve.run import SpotRun

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spotwise.core.worker.held_work import HeldWork
+from spotwise.core.worker.sequences.held_work import HeldWork
 from spotwise.simulator.world.counted_decodes import CountedDecodes
 from spotwise.simulator.world.held_request import HeldRequest, HeldStage
 from spotwise.simulator.world.machine_worker import Site

@@ -13,15 +13,16 @@ from collections.abc import Callable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.cost_model import BatchShape, pairs, prices_decodes
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.core.request import FinishReason
+from spotwise.core.costs.cost_model import BatchShape, pairs, prices_decodes
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.chunked_prefill import ChunkedPrefillBudget
-from spotwise.core.worker.held_work import HeldWork
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode, PushPolicy
 from spotwise.core.worker.policy import Batching
-from spotwise.core.worker.push_policy import ConfiguredPushMode, PushPolicy
+from spotwise.core.worker.scheduling.chunked_prefill import ChunkedPrefillBudget
+from spotwise.core.worker.sequences.held_work import HeldWork
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.counted_decodes import CountedDecodes
 from spotwise.simulator.world.held_counts import HeldCounts
@@ -88,7 +89,7 @@ class AggregateWorker:
             m.ChangeHomePool: lambda order: site.host.take_home_pool(order.pool),
             m.Tick: lambda tick: None,
             c.KvArrived: self._kv_arrived,
-            c.HandoffDelivered: self._delivered,
+            h.HandoffDelivered: self._delivered,
         }
 
     @property
@@ -436,7 +437,7 @@ class AggregateWorker:
         self._decode(held)
         self._changed()
 
-    def _delivered(self, event: c.HandoffDelivered) -> None:
+    def _delivered(self, event: h.HandoffDelivered) -> None:
         held = self._held[event.choice_id]
         self._pushes.delivered(held.prompt_tokens, event.kv_bytes, event.visible_s)
         self._release(held)

@@ -8,9 +8,9 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvHandoff, RequestRecord
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, RequestRecord
+from spotwise.core.requests.request import FinishReason
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.live_request import LiveRequest, equal_tokens, first_record, spans_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from spotwise.core.messages import Message
+from spotwise.core.messages.mesh import Message
 from spotwise.simulator.world.events import EventQueue
 
 

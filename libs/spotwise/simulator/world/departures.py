@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spotwise.core.cost_model import BatchShape, LinkCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, LinkCost, pairs
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,
@@ -19,7 +19,7 @@ from spotwise.core.migration.interruption.arrangement import (
     RemoteHolder,
     rearrange,
 )
-from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.machine import Machine
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvTarget
-from spotwise.core.scheduler import SchedulerEvent
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
+from spotwise.core.scheduler.role import SchedulerEvent
 
 
 class DirectScheduler:

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchRow
-from spotwise.core.record import sequence_id
+from spotwise.core.costs.batching import BatchRow
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import sequence_id
 from spotwise.core.worker import commands as c
 from spotwise.simulator.world.network import Link, LinkTransfer
 from spotwise.simulator.world.settings import Overlap
@@ -66,12 +67,12 @@ class HandOffs:
             order.target.worker_id, LinkTransfer(id_, self._send_link, target.receive_link, self._sent)
         )
 
-    def abort(self, command: c.AbortPush) -> None:
+    def abort(self, command: h.AbortPush) -> None:
         """Cancel a push in transit, and report it."""
         id_ = sequence_id(command.choice_id, command.epoch)
         if id_ in self._pushes:
             self.drop(id_)
-            failed = c.HandoffFailed(command.choice_id, command.epoch, "called off")
+            failed = h.HandoffFailed(command.choice_id, command.epoch, "called off")
             self._queue.at(self._queue.now, self._receive, failed)
 
     def _offer_early(self, offer: tuple[_Push, float]) -> None:
@@ -105,12 +106,12 @@ class HandOffs:
         kv_bytes, transfer_s = int(push.offered_bytes), now - push.begun_s
         target = self._around.machines[push.target_id]
         if target.has_left:
-            self._receive(c.HandoffFailed(handoff.choice_id, handoff.epoch, "its token worker has left"))
+            self._receive(h.HandoffFailed(handoff.choice_id, handoff.epoch, "its token worker has left"))
             return
         self.sent += 1
         target.receive(c.KvArrived(handoff, kv_bytes, transfer_s, "simulated"))
         visible_s = now - push.committed_s
-        delivered = c.HandoffDelivered(
+        delivered = h.HandoffDelivered(
             handoff.choice_id, handoff.epoch, kv_bytes, transfer_s, "simulated", visible_s=visible_s
         )
         self._queue.at(now + push.transfer.latency_s, self._receive, delivered)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import IntEnum
 
-from spotwise.core.batching import BatchRow
-from spotwise.core.record import KvTarget, RequestRecord, sequence_id
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.costs.batching import BatchRow
+from spotwise.core.messages.worker import StreamRef
+from spotwise.core.requests.record import KvTarget, RequestRecord, sequence_id
 from spotwise.simulator.world.token_times import Progress
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 from bisect import bisect_right
 from dataclasses import dataclass
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, TableIterationCost, pairs
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost, TableIterationCost, pairs
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from spotwise.core.cost_model import BatchShape, DecodesCost
+from spotwise.core.costs.cost_model import BatchShape, DecodesCost
 from spotwise.simulator.world.events import EventQueue
 
 #: Iterations whose ends are computed at a time: most runs are cut short.

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from spotwise.core.prefix_spans import prefix_spans
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SamplingParams
+from spotwise.core.requests.prefix_spans import prefix_spans
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.prompt_blocks import NO_BLOCKS
 from spotwise.simulator.world.settings import WorldSettings

@@ -8,8 +8,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.worker.sequence import Sequence
+from spotwise.core.messages import mesh as m
+from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.simulator.world.aggregate_worker import AggregateWorker, can_aggregate
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.machine_worker import MachineWorker, Site

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.hand_offs import HandOffs

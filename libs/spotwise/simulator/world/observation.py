@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import field
 from typing import Protocol
 
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape
 from spotwise.core.values import value
 from spotwise.simulator.world.prompt_blocks import PromptBlocks
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from spotwise.core.batching import Batch
-from spotwise.core.cost_model import BatchShape, IterationCost
+from spotwise.core.costs.batching import Batch
+from spotwise.core.costs.cost_model import BatchShape, IterationCost
 from spotwise.simulator.world.pipeline import Pipeline
 
 #: Iterations computed at a time.

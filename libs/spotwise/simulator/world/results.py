@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 
 
 @dataclass(frozen=True, slots=True)

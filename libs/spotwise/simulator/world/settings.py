@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.members import NEWS_INTERVAL_S, Pool
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages.members import NEWS_INTERVAL_S, Pool
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts

@@ -7,10 +7,11 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from spotwise.core import messages as m
-from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.sampling import SampledToken
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.kv.counted_blocks import CountedBlockPool
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
 from spotwise.simulator.world.host_link import HostLink
@@ -52,10 +53,10 @@ class SteppedWorker:
             c.AppendToken: _nothing,
             c.RunIteration: self._run_iteration,
             c.EndRun: self._end_run,
-            c.ExpectKv: _nothing,
-            c.ForgetKv: _nothing,
+            h.ExpectKv: _nothing,
+            h.ForgetKv: _nothing,
             c.PushKv: hand_offs.push,
-            c.AbortPush: hand_offs.abort,
+            h.AbortPush: hand_offs.abort,
             c.TakeHomePool: lambda command: site.host.take_home_pool(command.pool),
             c.SwapOut: self._host_link.swap_out,
             c.SwapIn: self._host_link.swap_in,

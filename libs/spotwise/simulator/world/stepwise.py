@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.members import MemberState
-from spotwise.core.request import RequestState
-from spotwise.core.worker.held_work import WorkInFlight
-from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.token_side import FIRST_TERM
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.messages.members import MemberState
+from spotwise.core.requests.request import RequestState
+from spotwise.core.worker.sequences.held_work import WorkInFlight
+from spotwise.core.worker.sequences.sequence import Sequence
+from spotwise.core.worker.sequences.token_side import FIRST_TERM
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
 from spotwise.simulator.world.client import SimulationError

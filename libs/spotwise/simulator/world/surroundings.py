@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from spotwise.core.record import RequestRecord
+from spotwise.core.requests.record import RequestRecord
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.network import Link, Network

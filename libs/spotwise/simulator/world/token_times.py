@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from spotwise.core.batching import Batch
+from spotwise.core.costs.batching import Batch
 from spotwise.simulator.world.observation import Observer
 
 #: The one token id of all prompts and outputs.

@@ -6,10 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerEvent, SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerEvent, SchedulerRole
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.sequence import Sequence as HeldSequence
+from spotwise.core.worker.sequences.sequence import Sequence as HeldSequence
 from spotwise.simulator.world.client import Client, SimulationError
 from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.departures import Departure, DepartureTotals

@@ -136,7 +136,7 @@ Global___IterationsRequest: _TypeAlias = IterationsRequest  # noqa: Y015
 
 @_typing.final
 class IterationsReply(_message.Message):
-    """Columns of one length, oldest first; what they mean is in core/cost_model.py."""
+    """Columns of one length, oldest first; what they mean is in core/costs/cost_model.py."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

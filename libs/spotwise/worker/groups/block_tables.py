@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.batching import Batch
-from spotwise.core.group_messages import StepRow
+from spotwise.core.costs.batching import Batch
+from spotwise.core.messages.groups import StepRow
 
 
 class BlockTables:

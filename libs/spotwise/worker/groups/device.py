@@ -9,14 +9,14 @@ from typing import Protocol
 
 import structlog
 
-from spotwise.core import group_messages as g
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.members import DevicePlace
-from spotwise.core.sampling import SampledToken
-from spotwise.mesh.cancelling import uninterrupted
-from spotwise.mesh.device_control import Report
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace
+from spotwise.core.requests.sampling import SampledToken
+from spotwise.mesh.grpc.device_control import Report
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.cancelling import uninterrupted
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.part_transfers import PartTransfers
 from spotwise.worker.kv_pushes import KvPushes

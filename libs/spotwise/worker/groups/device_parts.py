@@ -11,16 +11,16 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from functools import partial
 
-from spotwise.core.group_messages import GroupOrder
+from spotwise.core.messages.groups import GroupOrder
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.errors import ModelError
 from spotwise.engine.part_sizes import model_shape
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.device_control import Report
-from spotwise.mesh.garbage import give_back_freed_memory
-from spotwise.mesh.group_sockets import GroupSockets
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.grpc.device_control import Report
+from spotwise.mesh.links.group_sockets import GroupSockets
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.garbage import give_back_freed_memory
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.device import DeviceSession
 from spotwise.worker.groups.group_part import GroupPart

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import psutil
 
-from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.process import DeviceProcess

@@ -8,10 +8,10 @@ import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupExchange
+from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupExchange
 from spotwise.engine.exchange import MemoryExchange
 from spotwise.engine.native.library import load_kernels
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
 
 
 @contextlib.contextmanager

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 
 import structlog
 
-from spotwise.core import group_messages as g
-from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
-from spotwise.mesh.connections import control_access
-from spotwise.mesh.device_control import DeviceLink
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState
+from spotwise.mesh.grpc.device_control import DeviceLink
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.connections import control_access
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
 from spotwise.worker.groups.refusals import DeviceRefusals
 

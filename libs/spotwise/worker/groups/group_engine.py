@@ -12,15 +12,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.core import group_messages as g
-from spotwise.core.batching import Batch
-from spotwise.core.record import KvShare, RequestRecord
-from spotwise.core.sampling import SampledToken
-from spotwise.core.worker import commands as c
+from spotwise.core.costs.batching import Batch
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.requests.record import KvShare, RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
-from spotwise.mesh.device_control import DeviceLink
-from spotwise.mesh.grpc_control import GroupTimes
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.grpc.control import GroupTimes
+from spotwise.mesh.grpc.device_control import DeviceLink
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.groups.block_tables import BlockTables
 from spotwise.worker.groups.group_kv import KvReports
@@ -221,7 +221,7 @@ class GroupEngine:
     def reported(self, report: g.GroupReport) -> None:
         """Take a device's report of a step, swap or hand-off."""
         match report:
-            case g.PartArrived() | c.PushCaughtUp() | c.HandoffDelivered() | c.HandoffFailed():
+            case g.PartArrived() | h.PushCaughtUp() | h.HandoffDelivered() | h.HandoffFailed():
                 if self._kv is not None:
                     self._kv.reported(report)
             case g.StepEnded(epoch, number, sampled):

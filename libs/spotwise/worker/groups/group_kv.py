@@ -13,12 +13,12 @@ from typing import Protocol
 
 import structlog
 
-from spotwise.core import group_messages as g
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget, sequence_id
-from spotwise.core.worker import commands as c
-from spotwise.mesh.ports import HandoffHandler, KvPush, KvTransferError, KvTransport, TransferReport
-from spotwise.mesh.split_push import all_or_none, together
-from spotwise.mesh.whole_push import push_at_once, source_of
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget, sequence_id
+from spotwise.mesh.links.split_push import all_or_none, together
+from spotwise.mesh.links.whole_push import push_at_once, source_of
+from spotwise.mesh.ports.ports import HandoffHandler, KvPush, KvTransferError, KvTransport, TransferReport
 
 _log = structlog.get_logger(__name__)
 
@@ -105,13 +105,13 @@ class GroupKvTransport:
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """See `KvTransport`; a device may hear of it after its first bytes, and waits for it then."""
         self._arrivals[choice_id] = _Arrival(epoch, 1 + len(self._group.device_shares))
-        self._group.order(c.ExpectKv(choice_id, epoch, block_ids))
+        self._group.order(h.ExpectKv(choice_id, epoch, block_ids))
         self._own.expect(choice_id, epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
         """See `KvTransport`; devices carry it out before any later order that writes the blocks."""
         if self._arrivals.pop(choice_id, None) is not None:
-            self._group.order(c.ForgetKv(choice_id))
+            self._group.order(h.ForgetKv(choice_id))
         self._own.forget(choice_id)
 
     def open_push(self, target: KvTarget, source: KvSource) -> GroupPush:
@@ -122,7 +122,7 @@ class GroupKvTransport:
             own, source, len(self._group.device_shares), self._group.order, lambda: self._pushes.pop(key, None)
         )
         tokens = (source.num_tokens, source.written_tokens)
-        order = c.OpenPush(source.choice_id, source.epoch, target, source.block_ids, *tokens, source.number)
+        order = h.OpenPush(source.choice_id, source.epoch, target, source.block_ids, *tokens, source.number)
         self._group.order(order)
         return push
 
@@ -194,7 +194,7 @@ class GroupPush:
     def commit(self, handoff: KvHandoff, source_block_ids: tuple[int, ...] = ()) -> None:
         """See `KvPush`."""
         self._own.commit(handoff, source_block_ids)
-        self._order(c.CommitPush(handoff, source_block_ids))
+        self._order(h.CommitPush(handoff, source_block_ids))
 
     async def caught_up(self) -> None:
         """See `KvPush`."""
@@ -205,7 +205,7 @@ class GroupPush:
     def abort(self) -> None:
         """See `KvPush`."""
         if not self._is_over:
-            self._order(c.AbortPush(self._choice_id, self._epoch))
+            self._order(h.AbortPush(self._choice_id, self._epoch))
         self._own.abort()
 
     async def delivered(self) -> TransferReport:
@@ -220,18 +220,18 @@ class GroupPush:
     def _is_over(self) -> bool:
         return all(ended.done() for ended in self._ended)
 
-    def reported(self, report: c.PushCaughtUp | c.HandoffDelivered | c.HandoffFailed) -> None:
+    def reported(self, report: h.PushCaughtUp | h.HandoffDelivered | h.HandoffFailed) -> None:
         """Take a device's report of its part."""
         match report:
-            case c.PushCaughtUp(number=number):
+            case h.PushCaughtUp(number=number):
                 self._caught_up += number == self._number  # one of an earlier push may come late
                 if self._caught_up == len(self._ended):
                     self._all_caught_up.set()
-            case c.HandoffDelivered():
+            case h.HandoffDelivered():
                 self._next().set_result(
                     TransferReport(report.kv_bytes, report.transfer_s, report.transport, report.visible_s)
                 )
-            case c.HandoffFailed():
+            case h.HandoffFailed():
                 self._all_caught_up.set()
                 self._next().set_exception(KvTransferError(report.reason))
 

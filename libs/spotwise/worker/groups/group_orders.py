@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spotwise.core import group_messages as g
-from spotwise.core import messages as m
-from spotwise.mesh.service import ServiceHost
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import mesh as m
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.settings import WorkerSettings
 
 

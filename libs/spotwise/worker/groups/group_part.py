@@ -12,10 +12,10 @@ from pathlib import Path
 
 import structlog
 
-from spotwise.core.group_messages import FormGroup, LoadedWeights
-from spotwise.core.members import DevicePlace
+from spotwise.core.messages.groups import FormGroup, LoadedWeights
+from spotwise.core.messages.members import DevicePlace
+from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.engine.errors import ModelError
 from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.group_place import GroupPlace
@@ -24,10 +24,10 @@ from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_flow import WeightFlow
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.cancelling import uninterrupted
-from spotwise.mesh.group_sockets import GroupMeeting, GroupSockets
-from spotwise.mesh.grpc_control import GroupTimes
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.grpc.control import GroupTimes
+from spotwise.mesh.links.group_sockets import GroupMeeting, GroupSockets
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.cancelling import uninterrupted
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.weight_fetch import FetchedWeights, WeightFetch

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from spotwise.core import group_messages as g
-from spotwise.core.members import DevicePlace
-from spotwise.core.record import KvShare
-from spotwise.mesh.device_control import DeviceLink
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace
+from spotwise.core.requests.record import KvShare
+from spotwise.mesh.grpc.device_control import DeviceLink
 
 #: Returns an order with what its members, which offer this by position, exchange through; it is there within the block.
 OpenExchange = Callable[[g.FormGroup, Sequence[g.DeviceOffered]], AbstractContextManager[g.FormGroup]]

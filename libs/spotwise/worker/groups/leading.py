@@ -8,14 +8,14 @@ from functools import partial
 
 import structlog
 
-from spotwise.core import messages as m
-from spotwise.core.group_messages import DeviceOffered
-from spotwise.core.members import DevicePlace, MemberKind
-from spotwise.core.record import KvShare
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.groups import DeviceOffered
+from spotwise.core.messages.members import DevicePlace, MemberKind
+from spotwise.core.requests.record import KvShare
 from spotwise.engine.errors import ModelError
 from spotwise.engine.part_sizes import PartSizes
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.service import ServiceHost
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.exchange_choice import with_exchange

@@ -13,9 +13,9 @@ import structlog
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
 from spotwise.engine.errors import ModelError
 from spotwise.engine.sketch_folder import write_sketch
-from spotwise.mesh.ports import MeshError, MeshStore
-from spotwise.mesh.ucx_weights import UcxWeights
-from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.mesh.links.ucx_weights import UcxWeights
+from spotwise.mesh.ports.ports import MeshError, MeshStore
+from spotwise.mesh.ports.weights import WeightTransferError
 from spotwise.worker.groups.peer_weights import holders_in
 from spotwise.worker.settings import WorkerSettings
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from spotwise.core import group_messages as g
-from spotwise.core.record import KvHandoff, KvShare
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.requests.record import KvHandoff, KvShare
 from spotwise.core.worker import commands as c
-from spotwise.mesh.ports import TransferReport
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import TransferReport
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.kv_pushes import KvPushes
 from spotwise.worker.settings import WorkerSettings
@@ -18,7 +19,7 @@ from spotwise.worker.transfer_memory import transfer_memory
 #: Bytes for a reservation may come from its sender sooner than the order from the leader, but not much.
 WINDOW_WAIT_S = 2.0
 
-KvOrder = c.ExpectKv | c.ForgetKv | c.OpenPush | c.CommitPush | c.AbortPush
+KvOrder = h.ExpectKv | h.ForgetKv | h.OpenPush | h.CommitPush | h.AbortPush
 
 
 class PartTransfers:
@@ -67,15 +68,15 @@ class PartTransfers:
     def carry_out(self, order: KvOrder) -> None:
         """Carry out an order of a hand-off."""
         match order:
-            case c.ExpectKv():
+            case h.ExpectKv():
                 self._transport.expect(order.choice_id, order.epoch, order.block_ids)
-            case c.ForgetKv():
+            case h.ForgetKv():
                 self._transport.forget(order.choice_id)
-            case c.OpenPush():
+            case h.OpenPush():
                 self.pushes.open(order)
-            case c.CommitPush():
+            case h.CommitPush():
                 self.pushes.commit(order)
-            case c.AbortPush():
+            case h.AbortPush():
                 self.pushes.abort(order)
 
     async def close(self) -> None:
@@ -87,5 +88,5 @@ class PartTransfers:
         self._report(g.PartArrived(handoff, report.kv_bytes, report.seconds, report.transport))
 
     def _ended(self, event: c.WorkerEvent) -> None:
-        if isinstance(event, c.PushCaughtUp | c.HandoffDelivered | c.HandoffFailed):
+        if isinstance(event, h.PushCaughtUp | h.HandoffDelivered | h.HandoffFailed):
             self._report(event)

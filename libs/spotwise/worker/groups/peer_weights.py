@@ -11,17 +11,17 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 import structlog
 
-from spotwise.core.members import Member, MemberKind
+from spotwise.core.messages.members import Member, MemberKind
+from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
 from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.errors import ModelError
 from spotwise.engine.sketch_folder import sketch_of
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.ports import MeshError, MeshStore
-from spotwise.mesh.ucx_weights import UcxWeights
-from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.mesh.links.ucx_weights import UcxWeights
+from spotwise.mesh.ports.ports import MeshError, MeshStore
+from spotwise.mesh.ports.weights import WeightTransferError
 from spotwise.worker.groups.weight_fetch import WeightFetch
 from spotwise.worker.settings import WorkerSettings
 

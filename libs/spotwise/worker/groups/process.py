@@ -13,15 +13,15 @@ from typing import Any, Protocol
 
 import structlog
 
-from spotwise.core import messages as m
-from spotwise.core.group_messages import DeviceOffered, GroupOrder
-from spotwise.core.members import DevicePlace, MemberKind, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.groups import DeviceOffered, GroupOrder
+from spotwise.core.messages.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.mesh.device_control import Report
-from spotwise.mesh.ports import BusMessage, MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_group import ServiceGroup
-from spotwise.mesh.stop_signals import call_on_stop_signals
+from spotwise.mesh.grpc.device_control import Report
+from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.process.stop_signals import call_on_stop_signals
+from spotwise.mesh.service.group import ServiceGroup
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.wire import subjects
 from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.machine import free_memory_bytes, machine_id

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
-from spotwise.mesh.settings import is_model_folder
+from spotwise.mesh.service.settings import is_model_folder
 from spotwise.worker.settings import WorkerSettings
 
 

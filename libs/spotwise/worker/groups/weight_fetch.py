@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 import structlog
 
+from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
 from spotwise.core.weights.inventory import PanelRange, WeightInventory
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.ucx_weights import UcxWeights
-from spotwise.mesh.weight_ports import WeightTransferError
+from spotwise.mesh.links.ucx_weights import UcxWeights
+from spotwise.mesh.ports.weights import WeightTransferError
 
 _log = structlog.get_logger(__name__)
 

@@ -2,7 +2,7 @@
 
 import sys
 
-from spotwise.mesh.run_service import run_service
+from spotwise.mesh.service.run import run_service
 from spotwise.worker.simulated.serve import serve_simulated
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 

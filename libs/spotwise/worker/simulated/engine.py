@@ -15,13 +15,13 @@ from functools import partial
 
 import structlog
 
-from spotwise.core.batching import Batch
-from spotwise.core.cost_model import BatchShape, IterationCost, LinkCost
-from spotwise.core.cost_profile import USUAL_HOST_LINK
-from spotwise.core.measured_range import MeasuredRange
-from spotwise.core.record import RequestRecord
-from spotwise.core.sampling import SampledToken, TokenLogprobs, counter_uniform
-from spotwise.mesh.ports import MeshError
+from spotwise.core.costs.batching import Batch
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinkCost
+from spotwise.core.costs.cost_profile import USUAL_HOST_LINK
+from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs, counter_uniform
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.simulated.kv import NUM_LAYERS
 
 _log = structlog.get_logger(__name__)

@@ -13,11 +13,12 @@ import time
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.kv_part import KvPart
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
-from spotwise.mesh.kv_sections import WholeKv
-from spotwise.mesh.ports import (
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
+from spotwise.mesh.links.whole_push import WholePush, push_at_once, source_of
+from spotwise.mesh.ports.kv_sections import WholeKv
+from spotwise.mesh.ports.ports import (
     BusMessage,
     HandoffHandler,
     KvTransferError,
@@ -26,7 +27,6 @@ from spotwise.mesh.ports import (
     Subscription,
     TransferReport,
 )
-from spotwise.mesh.whole_push import WholePush, push_at_once, source_of
 from spotwise.wire import subjects
 from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import (

@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 
-from spotwise.core.members import MemberKind, Pool
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_group import ServiceGroup
+from spotwise.core.messages.members import MemberKind, Pool
+from spotwise.mesh.service.group import ServiceGroup
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.simulated.engine import SimulatedEngine
 from spotwise.worker.simulated.serving import served_words, simulated_engine, started_simulated_worker

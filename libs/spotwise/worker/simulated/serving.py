@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 from typing import TypeVar
 
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.cost_profile import CostProfile, at_speed
-from spotwise.mesh.ports import HandoffHandler, KvTransport, MeshError
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.ucx_transfer import UcxKvTransport
+from spotwise.core.costs.cost_model import IterationCost
+from spotwise.core.costs.cost_profile import CostProfile, at_speed
+from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.runtime import WorkerRuntime

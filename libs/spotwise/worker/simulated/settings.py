@@ -7,9 +7,9 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from spotwise.core.cost_model import NO_LINK, LinkCost
-from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK, CostProfile, at_speed
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import NO_LINK, LinkCost
+from spotwise.core.costs.cost_profile import BUILT_IN, USUAL_HOST_LINK, CostProfile, at_speed
+from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.worker.settings import Cost, WorkerSettings
 

@@ -6,8 +6,8 @@ import pytest
 
 from spotwise.benchmarks.counting_fleet import CountingFleet
 from spotwise.benchmarks.scheduler import measure
-from spotwise.core import messages as m
-from spotwise.core.scheduler import SchedulerRole
+from spotwise.core.messages import mesh as m
+from spotwise.core.scheduler.role import SchedulerRole
 from tests.unit.cli.command_line import CommandLine
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import orjson
 import pytest
 
-from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine
 

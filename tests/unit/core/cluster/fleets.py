@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetInstance, FleetReported, LearnedLives
-from spotwise.core.members import DevicePlace, Member, MemberKind, MemberState
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import FleetInstance, FleetReported, LearnedLives
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState
 
 
 def constant(per_s: float) -> PiecewiseHazard:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import PlacedBy, Placement, RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.members import Member, Pool
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import PlacedBy, Placement, RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
 from tests.unit.core.builders import worker_member
 
 #: A queue of 100 prompt tokens is full, and the pools' rules decide alone.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cluster.answer_times import ENOUGH, REMEMBERED, AnswerTimes
+from spotwise.core.scheduler.answer_times import ENOUGH, REMEMBERED, AnswerTimes
 
 
 def test_any_length_up_to_the_longest_is_likely_until_answers_have_ended() -> None:

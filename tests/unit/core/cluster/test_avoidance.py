@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cluster.avoidance import AvoidingPlacer
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import PlacedBy, RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.quarantine import Quarantine
-from spotwise.core.members import Member
-from spotwise.core.messages import Suspects
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import Suspects
+from spotwise.core.scheduler.avoidance import AvoidingPlacer
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import PlacedBy, RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.quarantine import Quarantine
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.placing import prompt_worker
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberKind, MemberState
-from spotwise.core.scheduler import SchedulerLimits
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import plain_member, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, reserved, submission
 

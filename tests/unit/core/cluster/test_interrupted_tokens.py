@@ -8,14 +8,14 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from spotwise.core.cluster.answer_times import AnswerTimes
-from spotwise.core.cluster.lives import Lives
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.fleet.market import Market
-from spotwise.core.members import Member, Pool
+from spotwise.core.messages.market import Market
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.answer_times import AnswerTimes
+from spotwise.core.scheduler.lives import Lives
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import fleet, instance
 

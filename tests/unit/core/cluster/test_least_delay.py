@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.cluster.placements import PlacedBy
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.members import Member
+from spotwise.core.messages.members import Member
+from spotwise.core.scheduler.placements import PlacedBy
+from spotwise.core.scheduler.policy import PoolPolicy
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.placing import chosen, mixed_worker, prompt_worker
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cluster.lives import REPORT_COUNTS_S, Lives
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.worker_life import WorkerLife
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetReported
-from spotwise.core.members import Member, MemberState
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import FleetReported
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Member, MemberState
+from spotwise.core.scheduler.lives import REPORT_COUNTS_S, Lives
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.worker_life import WorkerLife
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant, device, fleet, instance
 

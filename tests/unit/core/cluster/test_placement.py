@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotwise.core.cluster.placements import PlacedBy
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.members import Member, MemberState, Pool
+from spotwise.core.messages.members import Member, MemberState, Pool
+from spotwise.core.scheduler.placements import PlacedBy
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.placing import WEIGHED, choice, chosen, mixed_worker, placed, prompt_worker
 

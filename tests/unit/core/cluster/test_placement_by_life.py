@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.cluster.answer_times import ENOUGH, AnswerTimes
-from spotwise.core.cluster.placement import Placer
-from spotwise.core.cluster.placements import Placement, RequestDemand
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.worker_life import WorkerLife
-from spotwise.core.members import Member, Pool
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.answer_times import ENOUGH, AnswerTimes
+from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placements import Placement, RequestDemand
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.worker_life import WorkerLife
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant
 

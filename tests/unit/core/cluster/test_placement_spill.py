@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.placements import PlacedBy
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.scheduler.placements import PlacedBy
+from spotwise.core.scheduler.policy import PoolPolicy
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.placing import choice, chosen, mixed_worker, prompt_worker
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.scheduler.policy import PoolPolicy
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.pools import (
+from spotwise.core.messages.members import Member, MemberState, Pool
+from spotwise.core.scheduler.pools import (
     MIXED,
     PROMPT_OFF_POOL,
     PROMPT_ON_POOL,
@@ -11,9 +12,8 @@ from spotwise.core.cluster.pools import (
     Pools,
     Queue,
 )
-from spotwise.core.cluster.ranking import Need
-from spotwise.core.cluster.views import Assignment
-from spotwise.core.members import Member, MemberState, Pool
+from spotwise.core.scheduler.ranking import Need
+from spotwise.core.scheduler.views import Assignment
 from tests.unit.core.builders import worker_member
 
 ANY = Need(1, 1, reserves=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.quarantine import FIRST_S, FORGOTTEN_S, LONGEST_S, TRIAL_S, Quarantine
-from spotwise.core.members import QuarantinedPair
+from spotwise.core.messages.members import QuarantinedPair
+from spotwise.core.scheduler.quarantine import FIRST_S, FORGOTTEN_S, LONGEST_S, TRIAL_S, Quarantine
 
 BAD = ("p", "t")
 

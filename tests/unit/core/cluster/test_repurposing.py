@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cluster.pools import Pools
-from spotwise.core.cluster.repurposing import Repurposing
-from spotwise.core.members import Member, Pool
-from spotwise.core.worker_messages import ChangeHomePool
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.messages.worker import ChangeHomePool
+from spotwise.core.scheduler.policy import PoolPolicy
+from spotwise.core.scheduler.pools import Pools
+from spotwise.core.scheduler.repurposing import Repurposing
 from tests.unit.core.builders import worker_member
 
 WINDOW_S = 100.0

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.cluster.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
-from spotwise.core.members import Member, Pool
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.scheduler.views import ASSIGNMENT_LOST_S, Assignment, WorkerView
 from tests.unit.core.builders import worker_member
 
 SENT_S = 1000.0

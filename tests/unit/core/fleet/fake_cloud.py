@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from spotwise.core.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.failed_starts import FailedStarts
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import (
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.fleet import (
     FleetInstance,
     FleetReported,
     InstanceOffer,
     Purchase,
     PurchaseStatus,
 )
+from spotwise.core.messages.market import InstanceState, Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_profile import BUILT_IN, at_speed
+from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
-from spotwise.core.fleet.fleet_policy import FleetPolicy
 from spotwise.core.fleet.kept_choice import ChangeSeconds
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import LearnedLives, WantedInstances
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import LearnedLives, WantedInstances
+from spotwise.core.messages.market import InstanceState, Market
 from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND

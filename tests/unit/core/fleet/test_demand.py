@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.fleet.demand import KNOWN_S, DemandWindow
-from spotwise.core.fleet_messages import LoadReported
+from spotwise.core.messages.fleet import LoadReported
 from spotwise.core.parallel.policy import ServiceDemand
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.fleet.failed_starts import BREAKER, LONGEST_S, FailedStarts
-from spotwise.core.fleet.market import Market
+from spotwise.core.messages.market import Market
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 KEY = ("small", SPOT, "a")

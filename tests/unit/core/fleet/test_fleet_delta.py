@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.fleet.fleet_delta import (
+from spotwise.core.fleet.delta import (
     Urgency,
     WantedPurchase,
     ZonePurchase,
@@ -10,10 +10,10 @@ from spotwise.core.fleet.fleet_delta import (
     wanted_purchases,
     within_budget,
 )
-from spotwise.core.fleet.fleet_state import FleetState, MarketState, ZoneRoom
-from spotwise.core.fleet.fleet_targets import TypeTarget
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetInstance
+from spotwise.core.fleet.state import FleetState, MarketState, ZoneRoom
+from spotwise.core.fleet.targets import TypeTarget
+from spotwise.core.messages.fleet import FleetInstance
+from spotwise.core.messages.market import InstanceState, Market
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 

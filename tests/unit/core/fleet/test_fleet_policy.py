@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from spotwise.core.fleet.fleet_policy import FleetPolicy
+from spotwise.core.fleet.policy import FleetPolicy
 
 
 @pytest.mark.parametrize(

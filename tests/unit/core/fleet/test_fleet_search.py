@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_profile import BUILT_IN, at_speed
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_search import FleetSearch
-from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.search import FleetSearch
+from spotwise.core.fleet.types import FleetType
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.policy import ServiceDemand
 from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, fleet_type

@@ -9,13 +9,13 @@ from spotwise.core.fleet.accounts import GONE_SHOWN_S, MISSING_S
 from spotwise.core.fleet.departures import LISTENED_S
 from spotwise.core.fleet.give_backs import ACCEPTED_S
 from spotwise.core.fleet.keeper import KEEP_S
-from spotwise.core.fleet.market import InstanceState, Market
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.purchases import LONG_S, REPORTED_S
 from spotwise.core.fleet.refusals import LONGEST, SHORTEST_S
-from spotwise.core.fleet_messages import FleetOrder, Purchase
-from spotwise.core.members import MemberState
-from spotwise.core.messages import InterruptionKind, InterruptionReported, Tick
+from spotwise.core.messages.fleet import FleetOrder, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import MemberState
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 from tests.unit.core.fleet.keeping import START_S, TYPE, Keeping, device, listed, of, offer, purchase
 

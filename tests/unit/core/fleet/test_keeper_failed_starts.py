@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.failed_starts import BREAKER
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import InstanceOffer, InstanceRelease, Purchase
-from spotwise.core.members import MemberState
+from spotwise.core.messages.fleet import InstanceOffer, InstanceRelease, Purchase
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import MemberState
 from tests.unit.core.fleet.keeping import START_S, Keeping, device, listed, of, purchase
 
 SPOT = Market.SPOT

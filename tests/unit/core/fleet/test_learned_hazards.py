@@ -6,9 +6,9 @@ import math
 from dataclasses import replace
 
 from spotwise.core.fleet.learned_hazards import LearnedHazards
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetInstance, LearnedLives
-from spotwise.core.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.messages.fleet import FleetInstance, LearnedLives
+from spotwise.core.messages.market import InstanceState, Market
 
 INSTANCE = FleetInstance("i", "small", Market.SPOT, InstanceState.RUNNING, 900.0, "token", "z1")
 

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.cost_profile import BUILT_IN, at_speed
-from spotwise.core.fleet.fleet_types import USUAL_NETWORK_BYTES_PER_S, FleetType
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.measured import MeasuredType, measured_model
+from spotwise.core.fleet.types import USUAL_NETWORK_BYTES_PER_S, FleetType
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.fleet.fake_cloud import SHAPE, fleet_type

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.arrangement import (
     Arrangement,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.parallel.execution import ExecutionCost
 from spotwise.core.parallel.instances import InstanceType
 from spotwise.core.parallel.layer_tables import LayerTables

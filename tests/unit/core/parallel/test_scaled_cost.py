@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinkCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, LinkCost, pairs
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost, ScaledCost
 from tests.unit.core.parallel.builders import MODEL, WORKER, engine_shape, scaled

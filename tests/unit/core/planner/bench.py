@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.policy import PlannerPolicy

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.migration.interruption.arrangement import Disposition
 from spotwise.core.planner.evacuation import ORDER_LOST_S
 from spotwise.core.planner.policy import PlannerPolicy

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 import pytest
 
-from spotwise.core import messages as m
 from spotwise.core.fleet.decision import REPORT_LASTS_S
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.membership import Membership
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.market import InstanceState, Market
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.fleet_planning import FleetPlanning

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.group_migration import migration_of, same_shape_map
 from tests.unit.core.planner.bench import notice

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.learned_seconds import LearnedSeconds
 from tests.unit.core.planner.reshape_bench import group

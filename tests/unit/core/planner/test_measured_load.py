@@ -7,16 +7,16 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.fleet.decision import Decided
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.market import InstanceState, Market
-from spotwise.core.fleet_messages import FleetOrder, LoadReported
-from spotwise.core.members import Pool
-from spotwise.core.membership import Membership
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.membership.membership import Membership
+from spotwise.core.messages.fleet import FleetOrder, LoadReported
+from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.members import Pool
+from spotwise.core.messages.reshape import DeviceGroup, DeviceSurveyed
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.commands import PublishFleetOrder
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.fleet_planning import FleetPlanning, config_of
-from spotwise.core.reshape_messages import DeviceGroup, DeviceSurveyed
 from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, fleet_type
 
 #: Any latency will do, so that the load alone decides.

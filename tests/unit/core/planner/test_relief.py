@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.policy import PlannerPolicy
 from spotwise.core.planner.relief import REST_S

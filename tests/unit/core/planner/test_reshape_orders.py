@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.members import Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import ReshapeStage

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from pydantic import TypeAdapter
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan, ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy

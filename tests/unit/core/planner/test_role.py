@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.policy import PlannerPolicy

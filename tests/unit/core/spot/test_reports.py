@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.messages import InterruptionKind, InterruptionReported, Tick
+from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.reports import KEPT_S, REPEAT_S
 from tests.unit.core.spot.watching import Watching, notice, of, reports, worker

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.messages import DrainReply, InterruptionKind, InterruptionReported, Tick
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.mesh import DrainReply, InterruptionKind, InterruptionReported, Tick
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.notices import RETELL_S
 from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.worker_messages import Drain
 from tests.unit.core.spot.watching import (
     DRAIN,
     HERE,

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from spotwise.core.members import Member, MemberKind, MemberState, Pool
-from spotwise.core.messages import InterruptionReported
+from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool
+from spotwise.core.messages.mesh import InterruptionReported
+from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.spot.signs import MetadataAnswered, Sign
-from spotwise.core.worker_messages import Drain
 
 HERE = "machine-0"
 POLL_S = 1.0

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.record import KvHandoff, KvTarget, RequestRecord, sequence_id
-from spotwise.core.request import FinishReason, StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget, RequestRecord, sequence_id
+from spotwise.core.requests.request import FinishReason, StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
@@ -173,7 +174,7 @@ class WorkerBench:
         return self.feed(c.Swapped(sequence_id(choice_id, epoch)), after_s)
 
     def delivered(self, choice_id: str, epoch: int = 1, after_s: float = 0.0) -> list[c.WorkerCommand]:
-        return self.feed(c.HandoffDelivered(choice_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
+        return self.feed(h.HandoffDelivered(choice_id, epoch, 4096, 0.25, "shm", 0.125), after_s)
 
     def assert_empty(self) -> None:
         """Assert that the worker holds no blocks and reports no load."""

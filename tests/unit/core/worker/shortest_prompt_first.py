@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.worker.scheduling_policy import KeyedPolicy
-from spotwise.core.worker.sequence import Sequence
+from spotwise.core.worker.scheduling.policy import KeyedPolicy
+from spotwise.core.worker.sequences.sequence import Sequence
 
 
 def by_prompt_tokens(sequence: Sequence) -> int:

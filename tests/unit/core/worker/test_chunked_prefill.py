@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core import messages as m
-from spotwise.core.batching import Batch, BatchLimits, BatchRow
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.mlfq import MlfqPolicy
-from spotwise.core.worker.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
+from spotwise.core.costs.batching import Batch, BatchLimits, BatchRow
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.token_rate import REMEMBERED_TOKENS
+from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
+from spotwise.core.worker.scheduling.token_rate import REMEMBERED_TOKENS
 from tests.unit.core.worker.bench import WorkerBench, row_of, rows
 
 STALL_S = 1 / 16

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.held_work import WorkInFlight
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.sequences.held_work import WorkInFlight
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import WorkerBench, deltas, rows
 

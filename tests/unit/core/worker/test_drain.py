@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.members import MemberState
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import MemberState
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, deltas, error_delta, rows
@@ -88,7 +89,7 @@ def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
     assert len(ledger(commands, "failed")) == 3
     assert only(sent(commands, "t"), m.CancelRequest) == [m.CancelRequest("pushed", 1), m.CancelRequest("waiting", 1)]
     assert only(commands, c.Leave) == []  # the push still reads its blocks
-    assert bench.feed(c.HandoffFailed("pushed", 1, "cancelled"))[-1] == c.Leave()
+    assert bench.feed(h.HandoffFailed("pushed", 1, "cancelled"))[-1] == c.Leave()
     bench.assert_empty()
 
 

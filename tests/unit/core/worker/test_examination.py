@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.request import FinishReason
-from spotwise.core.sampling import SampledToken
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only

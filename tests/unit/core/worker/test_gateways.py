@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.token_side import FIRST_TERM
+from spotwise.core.worker.sequences.token_side import FIRST_TERM
 from tests.unit.core.builders import sent
 from tests.unit.core.worker.bench import HERE, LEASE_S, WorkerBench
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import WorkerBench, rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.worker.iteration_bound import SLACK, UNMEASURED, WARM_UP, IterationBound
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.worker.scheduling.iteration_bound import SLACK, UNMEASURED, WARM_UP, IterationBound
 
 FLOOR_S = 30.0
 DECODE = BatchShape(decodes=4, decode_context=400)

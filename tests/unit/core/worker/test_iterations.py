@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.sampling import SampledToken, TokenLogprobs
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
@@ -297,11 +298,11 @@ class TestCondemned:
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
-        called_off = [m.Send("t", m.CancelRequest("r", 1)), c.AbortPush("r", 1)]
+        called_off = [m.Send("t", m.CancelRequest("r", 1)), h.AbortPush("r", 1)]
         assert bench.feed(m.CancelRequest("r", 1)) == called_off
         assert bench.pool.used_blocks == 2
         bench.tick(after_s=0.1)
-        commands = bench.delivered("r") if ends == "delivered" else bench.feed(c.HandoffFailed("r", 1, "cancelled"))
+        commands = bench.delivered("r") if ends == "delivered" else bench.feed(h.HandoffFailed("r", 1, "cancelled"))
         assert commands == [c.DropSequence("r@1")]
         bench.assert_empty()
 

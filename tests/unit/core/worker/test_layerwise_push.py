@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.record import KvHandoff
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.hand_offs import PushMode
+from spotwise.core.requests.record import KvHandoff
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode, PushCosts
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode, PushCosts, PushMode
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import STOP_TOKEN, TARGET, WorkerBench, deltas, error_delta, rows
 
@@ -23,12 +25,12 @@ class TestLayerwise:
         bench = WorkerBench(policy=LAYERWISE)
         commands = bench.prefill("r", prompt=30)
         kinds = [type(command) for command in commands]
-        assert kinds.index(c.OpenPush) < kinds.index(c.RunIteration)
-        assert only(commands, c.OpenPush) == [c.OpenPush("r", 1, TARGET, (0, 1), 30, 0)]
+        assert kinds.index(h.OpenPush) < kinds.index(c.RunIteration)
+        assert only(commands, h.OpenPush) == [h.OpenPush("r", 1, TARGET, (0, 1), 30, 0)]
         commands = bench.iterate(r=50)
-        assert only(commands, c.CommitPush) == [c.CommitPush(KvHandoff("r", 1, 30, 50))]
+        assert only(commands, h.CommitPush) == [h.CommitPush(KvHandoff("r", 1, 30, 50))]
         assert only(commands, c.PushKv) == []
-        commands = bench.feed(c.HandoffDelivered("r", 1, 4096, 0.25, "shm", 0.05, PushMode.LAYERWISE))
+        commands = bench.feed(h.HandoffDelivered("r", 1, 4096, 0.25, "shm", 0.05, PushMode.LAYERWISE))
         (facts,) = ledger(commands, "handed_off")
         assert (facts["transfer_s"], facts["visible_s"], facts["mode"]) == (0.25, 0.05, "layerwise")
         bench.assert_empty()
@@ -41,7 +43,7 @@ class TestLayerwise:
             )
         )
         commands = bench.prefill("r", prompt=30) + bench.iterate() + bench.iterate() + bench.iterate(r=50)
-        assert len(only(commands, c.OpenPush)) == len(only(commands, c.CommitPush)) == 1
+        assert len(only(commands, h.OpenPush)) == len(only(commands, h.CommitPush)) == 1
         assert len(only(commands, c.RunIteration)) == 3
 
     def test_blocks_that_are_computed_already_are_named(self) -> None:
@@ -53,13 +55,13 @@ class TestLayerwise:
         bench.iterate(a=50)
         bench.delivered("a")
         bench.start("b", prompt=40)
-        (push,) = only(bench.load("b", prompt=known), c.OpenPush)
+        (push,) = only(bench.load("b", prompt=known), h.OpenPush)
         assert push.written_tokens == 32
 
     def test_a_prompt_for_this_worker_opens_none(self) -> None:
         """A prompt whose target is this worker opens no push."""
         bench = WorkerBench(policy=LAYERWISE)
-        assert only(bench.in_place("r"), c.OpenPush) == []
+        assert only(bench.in_place("r"), h.OpenPush) == []
 
     def test_one_that_is_cancelled_is_called_off_and_keeps_its_blocks_until_then(self) -> None:
         """The cancelled prompt's blocks become free once its iteration and its push have ended, in either order."""
@@ -67,9 +69,9 @@ class TestLayerwise:
             bench = WorkerBench(policy=LAYERWISE)
             bench.prefill("r")
             commands = bench.feed(m.CancelRequest("r", 1))
-            assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+            assert only(commands, h.AbortPush) == [h.AbortPush("r", 1)]
             assert sent(commands, "t") == [m.CancelRequest("r", 1)]
-            ends: list[c.WorkerEvent] = [c.IterationFinished(()), c.HandoffFailed("r", 1, "called off")]
+            ends: list[c.WorkerEvent] = [c.IterationFinished(()), h.HandoffFailed("r", 1, "called off")]
             bench.feed(ends[push_first])
             assert bench.pool.free_blocks == 18
             assert bench.feed(ends[not push_first]) == [c.DropSequence("r@1")]
@@ -80,19 +82,19 @@ class TestLayerwise:
         bench = WorkerBench(policy=LAYERWISE)
         bench.prefill("r")
         commands = bench.iterate(r=STOP_TOKEN)
-        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
-        assert only(commands, c.CommitPush) == []
-        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        assert only(commands, h.AbortPush) == [h.AbortPush("r", 1)]
+        assert only(commands, h.CommitPush) == []
+        bench.feed(h.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()
 
     def test_a_push_that_fails_before_its_prompt_is_computed_ends_the_attempt(self) -> None:
         """The attempt ends at once; its blocks are freed with the iteration, whose token is dropped."""
         bench = WorkerBench(policy=LAYERWISE)
         bench.prefill("r")
-        commands = bench.feed(c.HandoffFailed("r", 1, "connection lost"))
+        commands = bench.feed(h.HandoffFailed("r", 1, "connection lost"))
         delta = error_delta(commands)
         assert (delta.retryable, delta.token_index) == (True, 0)
-        assert only(commands, c.AbortPush) == []
+        assert only(commands, h.AbortPush) == []
         assert sent(commands, "t") == [m.CancelRequest("r", 1)]
         assert deltas(bench.iterate(r=50)) == []
         bench.assert_empty()
@@ -100,12 +102,12 @@ class TestLayerwise:
     def test_a_prompt_whose_iterations_fail_keeps_its_push_until_it_is_given_up(self) -> None:
         """The push is opened once; layers reported as written are whole, and are written again with the same content."""
         bench = WorkerBench(policy=LAYERWISE)
-        assert only(bench.prefill("r"), c.OpenPush)
+        assert only(bench.prefill("r"), h.OpenPush)
         commands = bench.feed(c.IterationFailed("out of memory"))
         assert rows(commands) == ["r@1"]
-        assert only(commands, c.OpenPush) == only(commands, c.AbortPush) == []
-        assert only(bench.feed(c.IterationFailed("out of memory")), c.AbortPush) == [c.AbortPush("r", 1)]
-        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        assert only(commands, h.OpenPush) == only(commands, h.AbortPush) == []
+        assert only(bench.feed(c.IterationFailed("out of memory")), h.AbortPush) == [h.AbortPush("r", 1)]
+        bench.feed(h.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()
 
     def test_one_on_its_way_is_called_off_as_well(self) -> None:
@@ -113,7 +115,7 @@ class TestLayerwise:
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
-        assert only(bench.feed(m.CancelRequest("r", 1)), c.AbortPush) == [c.AbortPush("r", 1)]
+        assert only(bench.feed(m.CancelRequest("r", 1)), h.AbortPush) == [h.AbortPush("r", 1)]
         bench.delivered("r")
         bench.assert_empty()
 
@@ -123,7 +125,7 @@ class TestLayerwise:
         layerwise, costs = [], PushCosts()
         line = LinkCost(0.001, 1e9)
         for name in "abcd":
-            layerwise.append(bool(only(bench.prefill(name), c.OpenPush)))
+            layerwise.append(bool(only(bench.prefill(name), h.OpenPush)))
             bench.iterate(**{name: 50})
             costs = (
                 PushCosts(line, costs.layerwise) if not layerwise[-1] else PushCosts(costs.serial, LinkCost(0.0, 1e12))

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.mlfq import MlfqPolicy, QueueLevel
-from spotwise.core.record import KvHandoff, RequestRecord
-from spotwise.core.request import RequestState, StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.worker import StreamRef
+from spotwise.core.requests.record import KvHandoff, QueueLevel, RequestRecord
+from spotwise.core.requests.request import RequestState, StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.push_policy import ConfiguredPushMode
-from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
+from spotwise.core.worker.sequences.sequence import Sequence
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import STOP_TOKEN, WorkerBench, rows
 
@@ -79,7 +80,7 @@ class TestHandOff:
         """The level is that after the prompt was computed and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
         worker.prefill("r", prompt=20)
-        (commit,) = only(worker.iterate(r=50), c.CommitPush)
+        (commit,) = only(worker.iterate(r=50), h.CommitPush)
         assert commit.handoff.level == QueueLevel(3, 0.75)
 
     def test_the_token_worker_continues_from_that_level(self) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import mesh as m
 from tests.unit.core.worker.bench import WorkerBench
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import only
@@ -32,7 +33,7 @@ def test_every_sequence_is_given_back_and_its_blocks_are_free() -> None:
     assert all(REASON in delta.error for delta in ended.values())
     assert len(ended) >= 3
     assert bench.role.is_empty and bench.pool.used_blocks == 0
-    assert {command.choice_id for command in only(commands, c.ForgetKv)} >= {"r"}
+    assert {command.choice_id for command in only(commands, h.ForgetKv)} >= {"r"}
 
 
 def test_no_iteration_in_flight_teaches_a_cost() -> None:
@@ -74,7 +75,7 @@ def test_kv_of_before_is_not_found_again() -> None:
         first, _ = row_of(bench.load(name, prompt=prompt), name)
         assert first == (0 if name == "a" else 48)
         bench.iterate(**{name: 2})
-        bench.feed(c.HandoffDelivered(name, 1, 1, 0.1, "tcp", 0.1))
+        bench.feed(h.HandoffDelivered(name, 1, 1, 0.1, "tcp", 0.1))
     assert bench.pool.cached_blocks
     lost(bench)
     bench.feed(c.EngineRestored())

@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.arrivals import REPEAT_S, SILENT_AFTER_S
-from spotwise.core.worker.moves import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
+from spotwise.core.worker.sequences.arrivals import REPEAT_S, SILENT_AFTER_S
+from spotwise.core.worker.sequences.moves import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of
 
@@ -34,7 +35,7 @@ def copying(**options: Any) -> WorkerBench:
 
 def delivered() -> WorkerBench:
     bench = copying()
-    bench.feed(c.PushCaughtUp("r", 1, 1))
+    bench.feed(h.PushCaughtUp("r", 1, 1))
     bench.iterate(r=52)
     bench.delivered("r")
     return bench
@@ -92,26 +93,26 @@ class TestSource:
         bench = copying()
         report = ended(bench.feed(m.MoveRequest("r", 1, "planner", "y")))
         assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, "it is on its way to x")
-        assert only(bench.feed(c.PushCaughtUp("r", 1, 1)), c.AbortPush) == []
+        assert only(bench.feed(h.PushCaughtUp("r", 1, 1)), h.AbortPush) == []
 
     def test_full_blocks_leave_while_it_decodes_and_the_tail_after_it_parked(self) -> None:
         """The commit has all blocks and all tokens of the attempt; the last one has no KV yet."""
         bench = moving()
         commands = bench.feed(m.KvReserved("r", 1, 0, ROOM))
-        (push,) = only(commands, c.OpenPush)
+        (push,) = only(commands, h.OpenPush)
         assert (push.target, push.source_block_ids, push.num_tokens, push.written_tokens) == (ROOM, (0, 1), None, 31)
         assert rows(bench.iterate(r=52)) == ["r@1"]
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         commands = bench.iterate(r=53)
         assert rows(commands) == []
-        (commit,) = only(commands, c.CommitPush)
-        assert commit == c.CommitPush(KvHandoff("r", 1, 33, 50, None, (51, 52, 53)), (0, 1, 2))
+        (commit,) = only(commands, h.CommitPush)
+        assert commit == h.CommitPush(KvHandoff("r", 1, 33, 50, None, (51, 52, 53)), (0, 1, 2))
         assert [delta.token_id for delta in deltas(commands)] == [53]
 
     def test_it_is_kept_until_its_gateway_takes_tokens_from_the_target(self) -> None:
         """Then its blocks are free, and the ledger has the move."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52, after_s=0.5)
         commands = bench.delivered("r", after_s=0.25)
         assert ended(commands).outcome is m.MoveOutcome.MOVED
@@ -126,7 +127,7 @@ class TestSource:
     def test_an_engine_that_fails_for_every_request_fails_none_that_another_worker_has(self) -> None:
         """Its gateway would begin anew what goes on there."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52)
         bench.delivered("r")
         for name in "abc":
@@ -141,7 +142,7 @@ class TestSource:
     def test_the_gateways_word_may_come_before_the_transports(self) -> None:
         """The blocks are free when nothing reads them, and the order is answered then."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52)
         assert bench.feed(m.MoveAcknowledged("r", 1, "x", 1)) == []
         assert bench.pool.used_blocks == 3
@@ -153,10 +154,10 @@ class TestSource:
     def test_a_hand_off_whose_answer_is_lost_is_one_all_the_same(self) -> None:
         """The gateway's word says so."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52)
         bench.feed(m.MoveAcknowledged("r", 1, "x", 1))
-        commands = bench.feed(c.HandoffFailed("r", 1, "no answer"))
+        commands = bench.feed(h.HandoffFailed("r", 1, "no answer"))
         assert ended(commands).outcome is m.MoveOutcome.MOVED
         assert sent(commands, "x") == []
         bench.assert_empty()
@@ -177,7 +178,7 @@ class TestSource:
     def test_what_is_being_handed_over_is_not_taken_from_the_target(self, end: Any) -> None:
         """It may have arrived there already, and its gateway ignores what its former worker says."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52)
         commands = [*bench.feed(end), *bench.tick(after_s=0.1)]
         assert m.CancelRequest("r", 1) not in sent(commands, "x")
@@ -187,7 +188,7 @@ class TestSource:
         """A repeated reservation, at whatever step: the target may have the sequence by then."""
         bench = copying()
         assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         bench.iterate(r=52)
         assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
 
@@ -212,9 +213,9 @@ class TestSource:
         """It goes on here at its next token. The reservation is cancelled, unless the target may have the sequence by now."""
         bench = copying()
         if parked:
-            bench.feed(c.PushCaughtUp("r", 1, 1))
+            bench.feed(h.PushCaughtUp("r", 1, 1))
             bench.iterate(r=52)
-        commands = bench.feed(c.HandoffFailed("r", 1, "the link broke"))
+        commands = bench.feed(h.HandoffFailed("r", 1, "the link broke"))
         assert sent(commands, "x") == ([] if parked else [m.CancelRequest("r", 1)])
         assert ended(commands).outcome is m.MoveOutcome.FAILED
         assert deltas(commands) == []
@@ -223,10 +224,10 @@ class TestSource:
     def test_what_parks_in_an_iteration_that_fails_is_handed_over(self) -> None:
         """Nothing was computed, so what was known before it is valid; it is in no further iteration."""
         bench = copying()
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         commands = bench.feed(c.IterationFailed("bad luck"))
-        (commit,) = only(commands, c.CommitPush)
-        assert commit == c.CommitPush(KvHandoff("r", 1, 31, 50, None, (51,)), (0, 1))
+        (commit,) = only(commands, h.CommitPush)
+        assert commit == h.CommitPush(KvHandoff("r", 1, 31, 50, None, (51,)), (0, 1))
         assert rows(commands) == []
         assert ended(bench.delivered("r")).outcome is m.MoveOutcome.MOVED
         bench.feed(m.MoveAcknowledged("r", 1, "x", 1))
@@ -237,9 +238,9 @@ class TestSource:
         bench = copying()
         commands = bench.feed(c.IterationFailed("bad luck"))
         assert rows(commands) == ["r@1"]
-        assert only(commands, c.CommitPush) == []
-        bench.feed(c.PushCaughtUp("r", 1, 1))
-        assert len(only(bench.iterate(r=52), c.CommitPush)) == 1
+        assert only(commands, h.CommitPush) == []
+        bench.feed(h.PushCaughtUp("r", 1, 1))
+        assert len(only(bench.iterate(r=52), h.CommitPush)) == 1
 
     @pytest.mark.parametrize(
         ("parked", "reason"),
@@ -249,37 +250,37 @@ class TestSource:
         """After it the sequence goes on here: the target is told at once, and the order answered when no block is read."""
         bench = copying()
         if parked:
-            bench.feed(c.PushCaughtUp("r", 1, 1))
-        assert only(bench.tick(after_s=COPIED_WITHIN_S - 1.0), c.AbortPush) == []
+            bench.feed(h.PushCaughtUp("r", 1, 1))
+        assert only(bench.tick(after_s=COPIED_WITHIN_S - 1.0), h.AbortPush) == []
         commands = bench.tick(after_s=1.1)
-        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+        assert only(commands, h.AbortPush) == [h.AbortPush("r", 1)]
         assert sent(commands, "x") == [m.CancelRequest("r", 1)]
         assert sent(bench.tick(after_s=30.0), "x") == []  # no lease is renewed any more, and nothing is said twice
         assert rows(bench.iterate(r=52)) == ["r@1"]
-        commands = bench.feed(c.HandoffFailed("r", 1, "called off"))
+        commands = bench.feed(h.HandoffFailed("r", 1, "called off"))
         assert (ended(commands).outcome, ended(commands).reason) == (m.MoveOutcome.FAILED, reason)
         assert rows(bench.iterate(r=53)) == ["r@1"]
 
     def test_a_time_in_which_nothing_could_be_heard_does_not_count(self) -> None:
         """The bound of a copy moves on by it."""
         bench = copying()
-        assert only(bench.feed(m.Tick(away_s=90.0), after_s=90.0), c.AbortPush) == []
-        assert len(only(bench.tick(after_s=COPIED_WITHIN_S + 0.1), c.AbortPush)) == 1
+        assert only(bench.feed(m.Tick(away_s=90.0), after_s=90.0), h.AbortPush) == []
+        assert len(only(bench.tick(after_s=COPIED_WITHIN_S + 0.1), h.AbortPush)) == 1
 
     def test_a_word_of_an_earlier_copy_parks_nothing(self) -> None:
         """Each target is asked under a number of its own, and its copy is answered under it."""
         bench = copying()
-        bench.feed(c.HandoffFailed("r", 1, "the link broke"))
+        bench.feed(h.HandoffFailed("r", 1, "the link broke"))
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "y"))
         (order,) = sent(commands, "y")
         assert isinstance(order, m.ReserveKv)
         assert order.hop == 2
-        (push,) = only(bench.feed(m.KvReserved("r", 1, 0, KvTarget("y", 3, "y:2", (7, 8, 9)))), c.OpenPush)
+        (push,) = only(bench.feed(m.KvReserved("r", 1, 0, KvTarget("y", 3, "y:2", (7, 8, 9)))), h.OpenPush)
         assert push.number == 2
-        bench.feed(c.PushCaughtUp("r", 1, 1))
+        bench.feed(h.PushCaughtUp("r", 1, 1))
         assert rows(bench.iterate(r=52)) == ["r@1"]
-        bench.feed(c.PushCaughtUp("r", 1, 2))
-        assert len(only(bench.iterate(r=53), c.CommitPush)) == 1
+        bench.feed(h.PushCaughtUp("r", 1, 2))
+        assert len(only(bench.iterate(r=53), h.CommitPush)) == 1
 
     def test_a_target_without_room_changes_nothing(self) -> None:
         """Refused, with the target's reason."""
@@ -298,10 +299,10 @@ class TestSource:
         """The push is aborted, the reservation cancelled, and the order answered."""
         bench = copying(max_new=3)
         commands = bench.iterate(r=52)
-        assert only(commands, c.AbortPush) == [c.AbortPush("r", 1)]
+        assert only(commands, h.AbortPush) == [h.AbortPush("r", 1)]
         assert sent(commands, "x") == [m.CancelRequest("r", 1)]
         assert ended(commands).outcome is m.MoveOutcome.ENDED
-        bench.feed(c.HandoffFailed("r", 1, "called off"))
+        bench.feed(h.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()
 
     def test_a_cancelled_request_is_cancelled_at_the_target_too(self) -> None:
@@ -316,9 +317,9 @@ class TestSource:
         commands: list[c.WorkerCommand] = []
         for token in range(52, 90):
             commands = bench.iterate(r=token)
-            if only(commands, c.CommitPush):
+            if only(commands, h.CommitPush):
                 break
-        (commit,) = only(commands, c.CommitPush)
+        (commit,) = only(commands, h.CommitPush)
         assert commit.handoff.num_tokens == 48
         assert len(commit.source_block_ids) == len(ROOM.block_ids)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvTarget
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.moves import RESERVED_WITHIN_S, RETURNED_WITHIN_S
+from spotwise.core.worker.sequences.moves import RESERVED_WITHIN_S, RETURNED_WITHIN_S
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows
 from tests.unit.core.worker.test_swaps import POLICY, one_leaves
@@ -54,9 +55,9 @@ def test_it_is_swapped_in_and_then_moves() -> None:
     (reservation,) = asked(bench.swapped("a", after_s=RESERVED_WITHIN_S / 2))
     assert (reservation.kv_tokens, reservation.source_id, reservation.hop) == (48, "w", 1)
     assert ended(bench.tick(after_s=RESERVED_WITHIN_S * 0.9)) == []  # since it was asked, not since the order
-    (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), c.OpenPush)
+    (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), h.OpenPush)
     assert (len(push.source_block_ids), push.written_tokens) == (3, 39)
-    (commit,) = only(bench.feed(c.PushCaughtUp("a", 1, 1)), c.CommitPush)
+    (commit,) = only(bench.feed(h.PushCaughtUp("a", 1, 1)), h.CommitPush)
     assert commit.handoff.num_tokens == 39
     (report,) = ended(bench.delivered("a"))
     assert (report.outcome, report.tokens) == (m.MoveOutcome.MOVED, 39)
@@ -71,10 +72,10 @@ def test_it_decodes_until_it_is_copied_where_its_turn_comes() -> None:
     bench.feed(ORDER)
     bench.swapped("a")
     assert row_of(bench.iterate(o=2), "a") == (39, 1)
-    (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), c.OpenPush)
+    (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), h.OpenPush)
     assert push.written_tokens == 39
-    bench.feed(c.PushCaughtUp("a", 1, 1))
-    (commit,) = only(bench.iterate(a=53), c.CommitPush)
+    bench.feed(h.PushCaughtUp("a", 1, 1))
+    (commit,) = only(bench.iterate(a=53), h.CommitPush)
     assert commit.handoff.num_tokens == 40
 
 
@@ -185,7 +186,7 @@ def test_swapped_out_again_before_the_target_answered_it_is_refused(has_left: bo
     commands = bench.feed(m.KvReserved("a", 1, 0, ROOM))
     assert refusal(commands) == ("its KV was swapped out meanwhile" if has_left else "its KV is not on the device")
     assert sent(commands, "x") == [m.CancelRequest("a", 1)]
-    assert only(commands, c.OpenPush) == []
+    assert only(commands, h.OpenPush) == []
     if not has_left:
         bench.swapped("a")
     bench.iterate(p=2)

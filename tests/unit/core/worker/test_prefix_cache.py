@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.sampling import Pooling, SampledToken, SamplingParams
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import ledger, only

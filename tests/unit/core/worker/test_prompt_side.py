@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvHandoff, KvTarget
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.unit.core.builders import ledger, only, sent
@@ -131,7 +132,7 @@ class TestHandoff:
         bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
-        commands = bench.feed(c.HandoffFailed("r", 1, "refused"))
+        commands = bench.feed(h.HandoffFailed("r", 1, "refused"))
         delta = error_delta(commands)
         assert (delta.retryable, delta.token_index) == (True, 1)
         assert "refused" in delta.error
@@ -144,7 +145,7 @@ class TestHandoff:
         assert bench.delivered("unknown") == []
         bench.start("r")
         assert bench.delivered("r") == []
-        assert bench.feed(c.HandoffFailed("r", 1, "odd")) == []
+        assert bench.feed(h.HandoffFailed("r", 1, "odd")) == []
         assert bench.role.load().waiting == 1
 
     def test_a_first_token_that_ends_the_request_pushes_nothing(self) -> None:

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger

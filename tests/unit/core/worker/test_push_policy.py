@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.worker.push_policy import REFRESH_EVERY, ConfiguredPushMode, PushCosts, PushMode, PushPolicy
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.messages.hand_offs import PushMode
+from spotwise.core.worker.kv.push_policy import REFRESH_EVERY, ConfiguredPushMode, PushCosts, PushPolicy
 
 SERIAL, LAYERWISE = PushMode.SERIAL, PushMode.LAYERWISE
 #: After its prefill a prompt's KV takes 1 ms and 1 s for each GB; during it 5 ms, whatever the size.

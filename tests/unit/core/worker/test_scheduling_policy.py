@@ -6,18 +6,19 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost
-from spotwise.core.kv_blocks import BlockPool
-from spotwise.core.mlfq import MlfqPolicy, QueueLevel
-from spotwise.core.request import RequestState, StopCriteria
-from spotwise.core.worker.mlfq_policy import MlfqSchedulingPolicy, queues_for
+from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost
+from spotwise.core.kv.blocks import BlockPool
+from spotwise.core.messages.worker import StreamRef
+from spotwise.core.requests.record import QueueLevel
+from spotwise.core.requests.request import RequestState, StopCriteria
+from spotwise.core.worker.kv.prefix_cache import PrefixCache
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
-from spotwise.core.worker.policy_registry import scheduling_policy_of
-from spotwise.core.worker.prefix_cache import PrefixCache
-from spotwise.core.worker.scheduling_policy import KeyedPolicy, by_priority, by_tokens_left
-from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker.sequence_table import SequenceTable
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
+from spotwise.core.worker.scheduling.mlfq_policy import MlfqSchedulingPolicy, queues_for
+from spotwise.core.worker.scheduling.policy import KeyedPolicy, by_priority, by_tokens_left
+from spotwise.core.worker.scheduling.registry import scheduling_policy_of
+from spotwise.core.worker.sequences.sequence import Sequence
+from spotwise.core.worker.sequences.table import SequenceTable
 
 #: A decode takes 1 s, a prompt token a tenth more; others beside it make it no longer.
 COST = LinearIterationCost(fixed_s=1.0, prompt_token_s=0.1, prompt_context_s=0.0, decode_s=0.0, decode_context_s=0.0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from spotwise.core.request import RequestState
-from spotwise.core.worker.scheduling_policy import KeyedPolicy
-from spotwise.core.worker.scheduling_step import SchedulingStep
-from spotwise.core.worker.sequence import Sequence
-from spotwise.core.worker_messages import StreamRef
+from spotwise.core.messages.worker import StreamRef
+from spotwise.core.requests.request import RequestState
+from spotwise.core.worker.scheduling.policy import KeyedPolicy
+from spotwise.core.worker.scheduling.step import SchedulingStep
+from spotwise.core.worker.sequences.sequence import Sequence
 
 
 class Planned(KeyedPolicy):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core import messages as m
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import HERE, WorkerBench, deltas, row_of, rows
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
+from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import HERE, LEASE_S, TARGET, WorkerBench, stream_of

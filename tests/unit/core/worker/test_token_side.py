@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvTarget
-from spotwise.core.request import FinishReason
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
-from spotwise.core.worker.token_side import FIRST_TERM
+from spotwise.core.worker.sequences.token_side import FIRST_TERM
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import LEASE_S, WorkerBench, deltas, error_delta, rows, stream_of
 
@@ -22,7 +23,7 @@ class TestReservation:
         bench = WorkerBench()
         target = KvTarget("w", 9, "w:2", (0, 1, 2))
         assert bench.reserve("r", tokens=40, number=4) == [
-            c.ExpectKv("r", 1, (0, 1, 2)),
+            h.ExpectKv("r", 1, (0, 1, 2)),
             m.Send("s", m.KvReserved("r", 1, 4, target)),
             c.LoadRecord("r", 1),
         ]
@@ -51,7 +52,7 @@ class TestReservation:
         bench = WorkerBench()
         bench.reserve("r", 1)
         commands = bench.reserve("r", 2)
-        assert [type(command) for command in commands[:3]] == [c.ForgetKv, c.DropSequence, c.ExpectKv]
+        assert [type(command) for command in commands[:3]] == [h.ForgetKv, c.DropSequence, h.ExpectKv]
         assert commands[1] == c.DropSequence("r@1")
         assert deltas(commands) == []
         assert bench.pool.used_blocks == 3
@@ -78,8 +79,8 @@ class TestLeases:
         delta = error_delta(commands)
         assert (delta.attempt_id, delta.retryable) == (stream_of("r").attempt_id, True)
         assert "went silent" in delta.error
-        tail = [command for command in commands if isinstance(command, c.ForgetKv | c.DropSequence)]
-        assert tail == [c.ForgetKv("r"), c.DropSequence("r@1")]
+        tail = [command for command in commands if isinstance(command, h.ForgetKv | c.DropSequence)]
+        assert tail == [h.ForgetKv("r"), c.DropSequence("r@1")]
         assert ledger(commands, "failed")[0]["reason"] == delta.error
         bench.assert_empty()
 
@@ -218,7 +219,7 @@ class TestCancel:
         """The gateway closed it, or made a newer attempt."""
         bench = WorkerBench()
         bench.reserve("r")
-        assert bench.feed(m.CancelRequest("r", 1)) == [c.ForgetKv("r"), c.DropSequence("r@1")]
+        assert bench.feed(m.CancelRequest("r", 1)) == [h.ForgetKv("r"), c.DropSequence("r@1")]
         bench.assert_empty()
 
     def test_a_cancellation_covers_its_epoch_and_those_before_only(self) -> None:
@@ -228,7 +229,7 @@ class TestCancel:
         assert bench.feed(m.CancelRequest("r", 2)) == []
         assert bench.feed(m.CancelRequest("other", 3)) == []
         assert bench.pool.used_blocks == 3
-        assert bench.feed(m.CancelRequest("r", 4)) == [c.ForgetKv("r"), c.DropSequence("r@3")]
+        assert bench.feed(m.CancelRequest("r", 4)) == [h.ForgetKv("r"), c.DropSequence("r@3")]
 
     def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self) -> None:
         """A record loaded after the cancellation is dropped, since the engine would keep it otherwise."""
@@ -252,7 +253,7 @@ class TestMissingRecord:
                 commands = bench.feed(c.RecordUnavailable("r", 1, "gone", retryable))
                 delta = error_delta(commands)
                 assert (delta.error, delta.retryable, delta.token_index) == ("gone", retryable, int(arrived))
-                assert (c.ForgetKv("r") in commands) is not arrived
+                assert (h.ForgetKv("r") in commands) is not arrived
                 bench.assert_empty()
 
     def test_a_gone_sequence_sends_nothing(self) -> None:

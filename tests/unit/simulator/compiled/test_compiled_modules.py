@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_every_compiled_module_is_there() -> None:
     names = list(compiled_modules())
-    assert "spotwise.core.scheduler" in names
+    assert "spotwise.core.scheduler.role" in names
     assert "spotwise.simulator.world.world" in names
     assert "spotwise.core.latest" not in names
     assert all(source_of(name).is_file() for name in names)
@@ -44,7 +44,7 @@ def test_what_is_compiled_is_found_by_its_sources(
 
 def test_a_process_that_has_the_sources_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(VARIABLE, "1")
-    assert "spotwise.core.scheduler" in sys.modules or __import__("spotwise.core.scheduler")
+    assert "spotwise.core.scheduler.role" in sys.modules or __import__("spotwise.core.scheduler.role")
     assert not use_compiled()
     assert not is_compiled()
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
-from spotwise.core.cost_model import BatchShape, IterationCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
 from spotwise.simulator.costs.profiles import ProfileRow
 
 #: Batches of more than one request were measured with prompts of so many tokens.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, pairs
+from spotwise.core.costs.cost_model import BatchShape, pairs
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, costs_from
 from spotwise.simulator.costs.profile_fit import Peaks, fit_honest

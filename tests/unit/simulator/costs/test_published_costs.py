@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.cost_model import BatchShape, pairs
+from spotwise.core.costs.cost_model import BatchShape, pairs
 from spotwise.simulator.costs.hardware import BLOOM_176B, LLAMA2_70B, LanguageModel
 from spotwise.simulator.costs.machine_costs import (
     A100,

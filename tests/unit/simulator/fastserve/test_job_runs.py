@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.kv_swap import WhenFull
+from spotwise.core.kv.swap import WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve
 from spotwise.simulator.fastserve import job_runs
 from spotwise.simulator.fastserve.engines import (

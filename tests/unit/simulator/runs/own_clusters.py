@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Cluster, MachineGroup
 from spotwise.simulator.runs.own_machines import OwnMachine

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape
-from spotwise.core.measured_range import MeasuredRange
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.runs.beyond_profiles import TimeBeyondProfiles
 from spotwise.simulator.runs.designs import DGX_A100
 from spotwise.simulator.runs.experiment import simulate

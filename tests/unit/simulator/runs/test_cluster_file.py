@@ -7,10 +7,10 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spotwise.core.cluster.policy import DecodeQueue
-from spotwise.core.cost_model import LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.cost_profile import BUILT_IN
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost, PiecewiseLinear, TableIterationCost
+from spotwise.core.costs.cost_profile import BUILT_IN
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Discipline
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator.costs.hardware import LLAMA2_70B

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import (
     BASELINE_A100,

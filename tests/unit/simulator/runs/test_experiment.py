@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.cost_profile import at_speed
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.costs.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split

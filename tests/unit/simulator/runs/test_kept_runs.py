@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.cluster.policy import DecodeQueue
-from spotwise.core.cost_profile import BUILT_IN
-from spotwise.core.measured_range import MeasuredRange
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_profile import BUILT_IN
+from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs

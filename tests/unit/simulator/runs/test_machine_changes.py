@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.members import Pool
+from spotwise.core.messages.members import Pool
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.experiment import simulate

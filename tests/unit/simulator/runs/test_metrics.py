@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape
 from spotwise.simulator.runs.metrics import RunMetrics, time_shares
 from spotwise.simulator.runs.slo import Latencies
 from spotwise.simulator.world.observation import Arrival, CompletedRequest

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.kv_swap import WhenFull
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.kv.swap import WhenFull
+from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.runs.case import Case

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split

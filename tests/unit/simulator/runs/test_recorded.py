@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.runs.recorded import RecordedCluster, arrivals_of, simulate_recorded
 

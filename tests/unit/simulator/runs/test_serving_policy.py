@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from spotwise.core.cluster.policy import DecodeQueue, PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case

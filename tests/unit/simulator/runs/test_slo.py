@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.cost_model import BatchShape, LinearIterationCost, pairs
+from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost, pairs
 from spotwise.simulator.costs.published_costs import InterpolatedTable, PublishedIterationCost
 from spotwise.simulator.runs.slo import (
     SPLITWISE_OBJECTIVES,

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spotwise.core.cost_profile import BUILT_IN
-from spotwise.core.fleet.fleet_policy import FleetPolicy
-from spotwise.core.fleet.fleet_types import FleetType
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.fleet.keeper_events import PricedOffer
-from spotwise.core.fleet.market import Market
+from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.prices import PriceSeries
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages.market import Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.core.cost_profile import BUILT_IN
+from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.survival import Life, PiecewiseHazard
+from spotwise.core.lives.survival import Life, PiecewiseHazard
 from spotwise.simulator.spotserve.placement_study import Interval, PlacementFinding, lives_until, study_placements
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,

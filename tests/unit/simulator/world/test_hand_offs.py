@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.record import KvHandoff, KvTarget
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.hand_offs import HandOffs
@@ -30,10 +31,10 @@ def test_a_cancelled_push_is_reported_once_and_frees_its_links(after_s: float) -
     hand_offs = HandOffs(sender, reported.append, around)
     hand_offs.ordered(m.StartPrefill("r", 1, m.StreamRef("gateway", 1), "scheduler", 1, 1, TARGET, 5.0, 1))
     hand_offs.push(c.PushKv(KvHandoff("r", 1, 1, 0), TARGET, (0,)))
-    queue.at(after_s, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
-    queue.at(after_s + 0.01, lambda _: hand_offs.abort(c.AbortPush("r", 1)))
+    queue.at(after_s, lambda _: hand_offs.abort(h.AbortPush("r", 1)))
+    queue.at(after_s + 0.01, lambda _: hand_offs.abort(h.AbortPush("r", 1)))
     queue.run()
-    assert reported == [c.HandoffFailed("r", 1, "called off")]
+    assert reported == [h.HandoffFailed("r", 1, "called off")]
     assert received == []
     assert hand_offs.sent == 0
     assert not sender.transfers

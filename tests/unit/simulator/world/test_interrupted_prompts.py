@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 from spotwise.simulator.world.observation import Arrival
 from tests.unit.simulator.world.worlds import machine_type, machines, serve, settings

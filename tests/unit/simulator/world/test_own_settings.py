@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine

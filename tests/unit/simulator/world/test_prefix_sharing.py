@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.cluster.policy import PoolPolicy
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.prompt_blocks import PromptBlocks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.world import World
 from tests.unit.simulator.world import worlds

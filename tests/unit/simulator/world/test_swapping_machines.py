@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.kv_swap import SwapPolicy, WhenFull
-from spotwise.core.mlfq import MlfqPolicy
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.counted_blocks import CountedBlockPool
+from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.client import SimulationError
 from spotwise.simulator.world.observation import Arrival

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from spotwise.core.batching import BatchLimits
-from spotwise.core.cluster.policy import PoolPolicy
-from spotwise.core.cost_model import LinearIterationCost
-from spotwise.core.counted_blocks import CountedBlockPool
-from spotwise.core.members import Pool
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.kv.counted_blocks import CountedBlockPool
+from spotwise.core.messages.members import Pool
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.simulator.world.client import SimulationError
 from spotwise.simulator.world.events import EventQueue

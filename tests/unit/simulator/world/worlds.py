@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from spotwise.core.cost_model import BatchShape, IterationCost, LinearIterationCost
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinearIterationCost
+from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 from spotwise.simulator.world.observation import Arrival, CompletedRequest

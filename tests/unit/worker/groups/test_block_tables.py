@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.batching import Batch, BatchRow
+from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.worker.groups.block_tables import BlockTables
 
 NAMES = st.sampled_from(["a", "b", "d"])

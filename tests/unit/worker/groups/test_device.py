@@ -10,10 +10,10 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.members import DevicePlace
-from spotwise.core.record import KvShare
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvShare
 from spotwise.worker.groups import device
 from spotwise.worker.groups.device import DeviceSession
 

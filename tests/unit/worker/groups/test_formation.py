@@ -12,12 +12,12 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.members import Member, MemberKind, MemberState
-from spotwise.core.record import KvShare
-from spotwise.mesh.ports import MeshError
-from spotwise.mesh.settings import ServiceSettings
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvShare
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.worker.groups import formation, refusals
 from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation, NotWantedError

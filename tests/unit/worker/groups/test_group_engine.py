@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import SampledToken, SamplingParams
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.messages import groups as g
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.worker.groups.group_engine import EngineLostError, GroupEngine
 
 RECORD = RequestRecord("r#0", 1, "g", 5, "model", (1, 2, 3), (), SamplingParams(), StopCriteria(9), 1.5)

@@ -7,11 +7,11 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.record import KvHandoff, KvShare, KvSource, KvTarget
-from spotwise.core.worker import commands as c
-from spotwise.mesh.ports import HandoffHandler, KvTransferError, KvTransport, TransferReport
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
+from spotwise.mesh.ports.ports import HandoffHandler, KvTransferError, KvTransport, TransferReport
 from spotwise.worker.groups.group_kv import GroupKvTransport
 
 HANDOFF = KvHandoff("r", 1, 40, 5)
@@ -89,7 +89,7 @@ class Bench:
 
     def delivered(self) -> None:
         """A device's part was delivered."""
-        self.kv.reported(c.HandoffDelivered("r", 1, 100, 0.5, "tcp", 0.3))
+        self.kv.reported(h.HandoffDelivered("r", 1, 100, 0.5, "tcp", 0.3))
 
 
 @pytest.fixture
@@ -110,8 +110,8 @@ async def test_a_push_is_delivered_when_every_part_is(bench: Bench) -> None:
     push.wrote(2, 3)
     push.commit(HANDOFF, (0, 1, 2, 3))
     assert bench.own.calls == [(2, 3), (HANDOFF, (0, 1, 2, 3))]
-    opened = c.OpenPush("r", 1, TARGET, (0, 1, 2), 40, 16)
-    assert bench.orders == [opened, c.CommitPush(HANDOFF, (0, 1, 2, 3))]
+    opened = h.OpenPush("r", 1, TARGET, (0, 1, 2), 40, 16)
+    assert bench.orders == [opened, h.CommitPush(HANDOFF, (0, 1, 2, 3))]
     ending = asyncio.create_task(push.delivered())
     bench.delivered()
     bench.own.end.set_result(TransferReport(50, 0.9, "shm", 0.1))
@@ -127,11 +127,11 @@ async def test_one_parts_failure_ends_the_others_and_is_the_reason(bench: Bench)
     push = bench.kv.open_push(TARGET, SOURCE)
     ending = asyncio.create_task(push.delivered())
     await soon()
-    bench.kv.reported(c.HandoffFailed("r", 1, "the disk of d2 is on fire"))
+    bench.kv.reported(h.HandoffFailed("r", 1, "the disk of d2 is on fire"))
     await soon()
-    assert bench.orders[-1] == c.AbortPush("r", 1)
+    assert bench.orders[-1] == h.AbortPush("r", 1)
     assert not ending.done()
-    bench.kv.reported(c.HandoffFailed("r", 1, "called off"))
+    bench.kv.reported(h.HandoffFailed("r", 1, "called off"))
     with pytest.raises(KvTransferError, match="on fire"):
         await ending
 
@@ -143,8 +143,8 @@ async def test_the_leaders_failure_ends_the_devices_parts(bench: Bench) -> None:
     bench.delivered()
     bench.own.end.set_exception(KvTransferError("no connection"))
     await soon()
-    assert bench.orders[-1] == c.AbortPush("r", 1)
-    bench.kv.reported(c.HandoffFailed("r", 1, "called off"))
+    assert bench.orders[-1] == h.AbortPush("r", 1)
+    bench.kv.reported(h.HandoffFailed("r", 1, "called off"))
     with pytest.raises(KvTransferError, match="no connection"):
         await ending
 
@@ -167,11 +167,11 @@ async def test_it_has_caught_up_when_every_part_has(bench: Bench) -> None:
     """Of a sequence that decodes on."""
     push = bench.kv.open_push(TARGET, SOURCE)
     waiting = asyncio.create_task(push.caught_up())
-    bench.kv.reported(c.PushCaughtUp("r", 1))
+    bench.kv.reported(h.PushCaughtUp("r", 1))
     bench.own.has_sent.set()
     await soon()
     assert not waiting.done()
-    bench.kv.reported(c.PushCaughtUp("r", 1))
+    bench.kv.reported(h.PushCaughtUp("r", 1))
     await waiting
 
 
@@ -182,17 +182,17 @@ async def test_an_aborted_push_is_called_off_everywhere(bench: Bench) -> None:
     await soon()
     push.abort()
     for _ in SHARES:
-        bench.kv.reported(c.HandoffFailed("r", 1, "called off"))
+        bench.kv.reported(h.HandoffFailed("r", 1, "called off"))
     with pytest.raises(KvTransferError, match="called off"):
         await ending
     push.abort()
-    assert bench.orders[-1] == c.AbortPush("r", 1)
+    assert bench.orders[-1] == h.AbortPush("r", 1)
 
 
 async def test_a_hand_off_has_arrived_when_every_part_has(bench: Bench) -> None:
     """Whoever is last; it is announced once, with the bytes of all."""
     bench.kv.expect("r", 1, (4, 5))
-    assert bench.orders == [c.ExpectKv("r", 1, (4, 5))]
+    assert bench.orders == [h.ExpectKv("r", 1, (4, 5))]
     assert bench.windows == {"r": (4, 5)}
     bench.arrived()
     bench.own_arrived(HANDOFF, TransferReport(50, 0.1, "tcp"))
@@ -208,7 +208,7 @@ async def test_parts_of_another_reservation_are_not_counted(bench: Bench) -> Non
     bench.kv.expect("r", 2, (4, 5))
     bench.arrived()
     bench.kv.forget("r")
-    assert bench.orders[-1] == c.ForgetKv("r")
+    assert bench.orders[-1] == h.ForgetKv("r")
     assert bench.windows == {}
     later = KvHandoff("r", 2, 40, 5)
     for _ in range(2):
@@ -216,7 +216,7 @@ async def test_parts_of_another_reservation_are_not_counted(bench: Bench) -> Non
     bench.own_arrived(later, TransferReport(50, 0.1, "tcp"))
     bench.kv.forget("r")
     assert bench.handoffs == []
-    assert bench.orders.count(c.ForgetKv("r")) == 1
+    assert bench.orders.count(h.ForgetKv("r")) == 1
 
 
 async def test_parts_of_two_hand_offs_do_not_make_one(bench: Bench) -> None:

@@ -10,14 +10,14 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core.group_messages import FormGroup, LoadedWeights
+from spotwise.core.messages.groups import FormGroup, LoadedWeights
+from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.reshape_messages import PlannedWeights
 from spotwise.engine.group_place import GroupPlace
 from spotwise.engine.loading import EngineConfig
 from spotwise.engine.shard import Shard
 from spotwise.engine.weight_store import WeightStore
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.weight_fetch import FetchedWeights
 from tests.contracts.waiting import until

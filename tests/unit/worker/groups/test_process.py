@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import messages as m
-from spotwise.core.members import DevicePlace, MemberKind, Pool
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.mesh.clock import SystemClock
-from spotwise.mesh.ports import MeshError
+from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.clock import SystemClock
 from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings

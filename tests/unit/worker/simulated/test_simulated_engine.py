@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from spotwise.core.batching import Batch, BatchRow
-from spotwise.core.cost_model import BatchShape, LinkCost
-from spotwise.core.measured_range import MeasuredRange
-from spotwise.core.record import RequestRecord
-from spotwise.core.request import StopCriteria
-from spotwise.core.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs
+from spotwise.core.costs.batching import Batch, BatchRow
+from spotwise.core.costs.cost_model import BatchShape, LinkCost
+from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.requests.record import RequestRecord
+from spotwise.core.requests.request import StopCriteria
+from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs
 from spotwise.worker.simulated.engine import SimulatedEngine
 from tests.contracts.waiting import until
 

@@ -9,12 +9,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from spotwise.core.cost_model import LinkCost
-from spotwise.core.record import KvHandoff, KvSource, KvTarget
-from spotwise.mesh.memory import MemoryBroker, MemoryBus
-from spotwise.mesh.ports import KvTransferError, TransferReport
-from spotwise.mesh.whole_push import WholePush
+from spotwise.core.costs.cost_model import LinkCost
+from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget
+from spotwise.mesh.links.whole_push import WholePush
+from spotwise.mesh.ports.ports import KvTransferError, TransferReport
 from spotwise.worker.simulated.kv import NUM_LAYERS, NoKv, TimedKvTransport
+from tests.fakes.memory import MemoryBroker, MemoryBus
 
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5)
 BLOCK_BYTES = 1000

@@ -10,11 +10,11 @@ from typing import Any, cast
 
 import pytest
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.members import DevicePlace
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace
 from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
-from spotwise.mesh.ports import MeshError
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.simulated.groups import part as module
 from spotwise.worker.simulated.groups.part import SimulatedPart, SimulatedParts, simulated_model
 from tests.contracts.waiting import until

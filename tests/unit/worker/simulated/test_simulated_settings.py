@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.core.cost_model import LinearIterationCost, LinkCost
-from spotwise.core.cost_profile import BUILT_IN, USUAL_HOST_LINK
-from spotwise.core.members import Pool
+from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
+from spotwise.core.costs.cost_profile import BUILT_IN, USUAL_HOST_LINK
+from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 

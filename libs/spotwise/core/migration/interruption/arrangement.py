@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spotwise.core.cost_model import LinkCost
+from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.migration.interruption.link_share import Copy, Window, choose
 

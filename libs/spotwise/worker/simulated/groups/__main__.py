@@ -2,7 +2,7 @@
 
 import sys
 
-from spotwise.mesh.run_service import run_service
+from spotwise.mesh.service.run import run_service
 from spotwise.worker.simulated.groups.serve import serve_simulated_devices
 from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from spotwise.core.batching import Batch
-from spotwise.core.group_messages import GroupReport
-from spotwise.core.record import KvShare, RequestRecord
-from spotwise.core.sampling import SampledToken
-from spotwise.mesh.device_control import DeviceLink
-from spotwise.mesh.ports import MeshError
+from spotwise.core.costs.batching import Batch
+from spotwise.core.messages.groups import GroupReport
+from spotwise.core.requests.record import KvShare, RequestRecord
+from spotwise.core.requests.sampling import SampledToken
+from spotwise.mesh.grpc.device_control import DeviceLink
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.simulated.engine import SimulatedEngine
 
 

@@ -11,15 +11,15 @@ from collections.abc import AsyncIterator
 
 import structlog
 
-from spotwise.core import group_messages as g
-from spotwise.core.kv_part import KvPart
-from spotwise.core.members import DevicePlace
+from spotwise.core.messages import groups as g
+from spotwise.core.messages.members import DevicePlace
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions, ModelShare
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S
-from spotwise.core.record import KvShare
-from spotwise.mesh.device_control import Report
-from spotwise.mesh.ports import MeshError
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvShare
+from spotwise.mesh.grpc.device_control import Report
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.simulated.kv import NUM_LAYERS
 

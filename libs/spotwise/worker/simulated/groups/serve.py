@@ -6,18 +6,18 @@ import contextlib
 from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 
-from spotwise.core import messages as m
-from spotwise.core.cost_model import IterationCost
-from spotwise.core.cost_profile import CostProfile
-from spotwise.core.fleet.fleet_types import FleetType
-from spotwise.core.group_messages import DeviceOffered, FormGroup, GroupOrder
-from spotwise.core.members import DevicePlace, MemberKind
+from spotwise.core.costs.cost_model import IterationCost
+from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.fleet.types import FleetType
+from spotwise.core.messages import mesh as m
+from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupOrder
+from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost
-from spotwise.mesh.connections import control_access
-from spotwise.mesh.device_control import Report, device_handler
-from spotwise.mesh.service import ServiceHost
-from spotwise.mesh.service_group import ServiceGroup
+from spotwise.mesh.grpc.device_control import Report, device_handler
+from spotwise.mesh.service.connections import control_access
+from spotwise.mesh.service.group import ServiceGroup
+from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_orders import report_formed, unformed

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import psutil
 
-from spotwise.mesh.grpc_control import EngineDescription, RecentIterations
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.process import DeviceProcess
 

@@ -1,0 +1,207 @@
+"""All workers, grouped by their home pool and the pool that they are in.
+
+Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.
+A worker that takes no requests, or has other weights than the mesh serves, is in none.
+Each group is ranked by its own queue (prompts in the prompt pool, tokens elsewhere) and by both queues, for service in place;
+where answers are decoded, apart by class of life (`worker_life.py`): prompts end soon, so that lives do not matter to them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import StrEnum
+from operator import attrgetter
+
+from spotwise.core.messages.members import Member, Pool
+from spotwise.core.messages.mesh import SubmitRequest
+from spotwise.core.scheduler.policy import DecodeQueue
+from spotwise.core.scheduler.ranking import Need, Ranking
+from spotwise.core.scheduler.served_model import ServedModel
+from spotwise.core.scheduler.views import Assignment, WorkerView
+from spotwise.core.scheduler.worker_life import WorkerLife
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Group:
+    """Workers of one home pool that are in one pool; there are five groups."""
+
+    home_pool: Pool
+    pool: Pool
+
+
+PROMPT_ON_POOL = Group(Pool.PROMPT, Pool.PROMPT)
+PROMPT_OFF_POOL = Group(Pool.PROMPT, Pool.MIXED)
+TOKEN_ON_POOL = Group(Pool.TOKEN, Pool.TOKEN)
+TOKEN_OFF_POOL = Group(Pool.TOKEN, Pool.MIXED)
+MIXED = Group(Pool.MIXED, Pool.MIXED)
+ALL_GROUPS = (PROMPT_ON_POOL, PROMPT_OFF_POOL, TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED)
+
+
+class Queue(StrEnum):
+    """What a ranking counts."""
+
+    HOME_POOL = "home"  #: prompts in the prompt pool, tokens in the others
+    BOTH = "both"
+
+
+def _group_of(view: WorkerView) -> Group:
+    if view.member.pool is Pool.TOKEN:
+        return TOKEN_OFF_POOL if view.is_off_pool else TOKEN_ON_POOL
+    if view.member.pool is Pool.PROMPT:
+        return PROMPT_OFF_POOL if view.is_off_pool else PROMPT_ON_POOL
+    return MIXED
+
+
+_pending, _remaining, _decoding = (
+    attrgetter(name) for name in ("pending_prompt_tokens", "remaining_tokens", "decoding")
+)
+
+
+class Pools:
+    """The scheduler's view of all workers; `decode_length` counts a worker's decodes for the ranking by both queues."""
+
+    def __init__(self, decode_queue: DecodeQueue = DecodeQueue.REMAINING_TOKENS) -> None:
+        by_tokens = decode_queue is DecodeQueue.REMAINING_TOKENS
+        length: Callable[[WorkerView], int] = _remaining if by_tokens else _decoding
+        self.decode_length = length
+        self.served_model = ServedModel()
+        self._views: dict[str, WorkerView] = {}
+        self._places: dict[str, tuple[Group, int]] = {}  #: with the tokens of its cache
+        self._home_pools: Counter[Pool] = Counter()
+        self._most_kv_tokens: int | None = None
+        self._by_home = {
+            group: Ranking(_pending, by_life=False) if group.home_pool is Pool.PROMPT else Ranking(_remaining)
+            for group in ALL_GROUPS
+        }
+        self._by_both = {group: Ranking(lambda view: view.pending_prompt_tokens + length(view)) for group in ALL_GROUPS}
+
+    def __iter__(self) -> Iterator[WorkerView]:
+        return iter(self._views.values())
+
+    def __contains__(self, worker_id: str) -> bool:
+        return worker_id in self._views
+
+    def __getitem__(self, worker_id: str) -> WorkerView:
+        return self._views[worker_id]
+
+    @property
+    def ready(self) -> int:
+        """Number of workers that take requests."""
+        return len(self._places)
+
+    def ready_at(self, *home_pools: Pool) -> int:
+        """Number of workers of these home pools that take requests, on or off their pool."""
+        return sum(self._home_pools[pool] for pool in home_pools)
+
+    def group_of(self, worker_id: str) -> Group | None:
+        """Return a worker's group, or `None` where it takes no requests."""
+        place = self._places.get(worker_id)
+        return None if place is None else place[0]
+
+    def with_other_weights(self) -> list[Member]:
+        """Return the workers that are ready but excluded for their weights, in order of id."""
+        refused = (v.member for v in self._views.values() if v.is_ready and not self.served_model.admits(v.member))
+        return sorted(refused, key=lambda member: member.id)
+
+    def members(self, *groups: Group) -> list[WorkerView]:
+        """Return the workers of some groups, in order of id."""
+        ids = [worker_id for worker_id, (group, _) in self._places.items() if group in groups]
+        return [self._views[worker_id] for worker_id in sorted(ids)]
+
+    def join(self, member: Member) -> None:
+        """Add a new worker."""
+        self._views[member.id] = WorkerView(member)
+        self._place(self._views[member.id])
+
+    def lose(self, worker_id: str) -> None:
+        """Forget a worker that is gone."""
+        self._displace(worker_id)
+        self._most_kv_tokens = None
+        del self._views[worker_id]
+
+    def reported(self, member: Member, scheduler_id: str, now: float) -> None:
+        """Replace a known worker's report."""
+        view = self._views[member.id]
+        view.reported(member, scheduler_id, now)
+        self._place(view)
+
+    def set_life(self, worker_id: str, life: WorkerLife | None) -> None:
+        """Replace what is known of a worker's life."""
+        view = self._views[worker_id]
+        known_class, view.life = view.life_class, life
+        if view.life_class != known_class and worker_id in self._places:
+            self._place(view)
+
+    def assign(self, worker_id: str, assignment: Assignment) -> None:
+        """Count an order that is sent to a worker now."""
+        view = self._views[worker_id]
+        view.assign(assignment)
+        self._place(view)
+
+    def intend(self, worker_id: str, choice_id: str, prompt_tokens: int) -> None:
+        """Count a prompt that a worker will be sent once its reservation is made."""
+        view = self._views[worker_id]
+        view.intend(choice_id, prompt_tokens)
+        self._place(view)
+
+    def order_intended(self, worker_id: str, choice_id: str, assignment: Assignment) -> None:
+        """Count the order that sends a worker its intended prompt."""
+        view = self._views[worker_id]
+        view.drop_intended(choice_id)
+        view.assign(assignment)
+        self._place(view)
+
+    def drop_intended(self, worker_id: str, choice_id: str) -> None:
+        """Stop counting a prompt that will not be sent to the worker, which may be gone."""
+        view = self._views.get(worker_id)
+        if view is not None and view.drop_intended(choice_id):
+            self._place(view)
+
+    def _place(self, view: WorkerView) -> None:
+        is_ready = view.is_ready
+        if is_ready and not self.served_model.is_final:
+            self.served_model.decide(each.member for each in self._views.values())
+        if not is_ready or not self.served_model.admits(view.member):
+            self._displace(view.id)
+            self._most_kv_tokens = None
+            return
+        group = _group_of(view)
+        known_group, known_capacity = self._places.get(view.id, (None, None))
+        if known_capacity != view.kv_tokens:
+            self._most_kv_tokens = None
+        if known_group is not group:
+            self._displace(view.id)
+            self._home_pools[group.home_pool] += 1
+        self._places[view.id] = group, view.kv_tokens
+        self._by_home[group].put(view)
+        self._by_both[group].put(view)
+
+    def _displace(self, worker_id: str) -> None:
+        place = self._places.pop(worker_id, None)
+        if place is not None:
+            group, _ = place
+            self._home_pools[group.home_pool] -= 1
+            self._by_home[group].remove(worker_id)
+            self._by_both[group].remove(worker_id)
+
+    def first_of(self, queue: Queue, groups: Iterable[Group], need: Need, number: int = 1) -> list[WorkerView]:
+        """Return so many workers with the shortest queues that meet the need, of each group and class of life."""
+        rankings = self._by_both if queue is Queue.BOTH else self._by_home
+        return [view for group in groups for view in rankings[group].firsts(need, number)]
+
+    def have_capacity(self, need: Need) -> bool:
+        """Tell whether any worker meets the need now."""
+        # The last first: where the others have some, a placement has found it before it comes to ask.
+        return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
+
+    def could_ever_hold(self, order: SubmitRequest) -> bool:
+        """Tell whether a ready worker's cache could hold all of a request when idle."""
+        return order.prompt_tokens + order.max_new_tokens <= self.most_kv_tokens()
+
+    def most_kv_tokens(self) -> int:
+        """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
+        if self._most_kv_tokens is None:
+            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_home.values())
+        return self._most_kv_tokens

@@ -1,0 +1,125 @@
+"""Reservations, their leases, and KV that arrives.
+
+Law: blocks are reserved before the prompt starts or the sequence moves, under a lease that the sender renews.
+An expired lease ends the attempt as retryable, so a dead sender holds no blocks; one that moved goes on at its source.
+KV is accepted only into a live reservation of the same epoch.
+Source: joint assignment of both machines, Splitwise, section 4.2.
+"""
+
+from __future__ import annotations
+
+from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvShare, KvTarget, sequence_id
+from spotwise.core.requests.request import RequestEvent, RequestState
+from spotwise.core.worker import commands as c
+from spotwise.core.worker.kv.allocator import KvAllocator
+from spotwise.core.worker.scheduling.policy import NewSequence
+from spotwise.core.worker.sequences.arrivals import Arrivals
+from spotwise.core.worker.sequences.sequence import Sequence
+from spotwise.core.worker.sequences.table import SequenceTable
+
+#: Lengths of a lease before its first renewal: the prompt worker's order may be slow to reach it.
+FIRST_TERM = 2
+
+
+class TokenSide:
+    """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
+
+    def __init__(
+        self, table: SequenceTable, allocator: KvAllocator, arrivals: Arrivals, incarnation: int, address: str
+    ) -> None:
+        self._table = table
+        self._arrivals = arrivals
+        self._allocator = allocator
+        self._incarnation = incarnation
+        self._address = address
+        self.shares: tuple[KvShare, ...] = ()  #: processes that keep the KV, where it is not this one alone
+
+    def reserve_kv(self, order: m.ReserveKv, now: float, *, closed: str | None) -> None:
+        """Reserve blocks, or refuse with the reason; `closed` is why none are reserved at present."""
+        table = self._table
+        asker_id = order.source_id or order.scheduler_id
+        if refusal := closed or self._refusal(order, now):
+            answer = m.KvRefused(order.choice_id, order.epoch, order.assignment, table.worker_id, refusal)
+            table.emit(m.Send(asker_id, answer))
+            return
+        table.fence(order.choice_id, order.epoch - 1)
+        sequence = table.add(order.choice_id, order.epoch, order.stream, RequestState.WAITING_FOR_KV, now)
+        sequence.scheduler_id, sequence.source_id, sequence.hop = order.scheduler_id, order.source_id, order.hop
+        sequence.kv_tokens, sequence.max_new_tokens_here = order.kv_tokens, order.max_new_tokens
+        sequence.lease_s, sequence.lease_expires_s = order.lease_s, now + FIRST_TERM * order.lease_s
+        table.allocate(sequence, self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens))
+        table.emit(h.ExpectKv(order.choice_id, order.epoch, sequence.block_ids))
+        target = KvTarget(table.worker_id, self._incarnation, self._address, sequence.block_ids, self.shares)
+        table.emit(m.Send(asker_id, m.KvReserved(order.choice_id, order.epoch, order.assignment, target)))
+        table.load_record(sequence)
+
+    def _refusal(self, order: m.ReserveKv, now: float) -> str | None:
+        if sequence_id(order.choice_id, order.epoch) in self._table:
+            return "reserved already"
+        if self._table.is_loading(order.choice_id, order.epoch):
+            return "an earlier reservation is still being undone"
+        if self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens) < 1:
+            return "it is for no token"  # without blocks there would be nothing to hold, and to free
+        newcomer = NewSequence(order.priority, order.tenant)
+        return self._allocator.reservation_refusal(order.kv_tokens, order.max_new_tokens, now, newcomer)
+
+    def renew_leases(self, order: m.RenewLeases, now: float) -> None:
+        """Extend reservations that their prompt workers still need."""
+        for choice_id, epoch in order.leases:
+            sequence = self._table.get(choice_id, epoch)
+            if sequence is not None and sequence.lease_expires_s is not None:
+                sequence.lease_expires_s = now + sequence.lease_s
+
+    def was_away(self, seconds: float) -> None:
+        """Extend all leases by a time in which no renewal could be received."""
+        for sequence in self._table:
+            if sequence.lease_expires_s is not None:
+                sequence.lease_expires_s += seconds
+
+    def expire_leases(self, now: float) -> None:
+        """Fail reservations whose leases have expired."""
+        for sequence in list(self._table):
+            expires_s = sequence.lease_expires_s
+            if expires_s is not None and expires_s <= now and not sequence.pending_free:
+                self._table.fail(sequence, "the prompt worker went silent", now, retryable=True)
+
+    def kv_arrived(self, event: c.KvArrived, now: float) -> None:
+        """Take a handed-off sequence into the token phase."""
+        sequence = self._table.get(event.handoff.choice_id, event.handoff.epoch)
+        if sequence is None or sequence.state is not RequestState.WAITING_FOR_KV:
+            return  # it ended while its last bytes were on the way
+        sequence.advance(RequestEvent.KV_ARRIVED)
+        sequence.lease_expires_s = None
+        token_ids = event.handoff.token_ids
+        sequence.computed_tokens = event.handoff.num_tokens
+        sequence.known_tokens = event.handoff.num_tokens + 1
+        sequence.output_tokens += len(token_ids)
+        sequence.max_new_tokens_here = sequence.kv_tokens - sequence.known_tokens
+        sequence.handed_token_ids = token_ids
+        sequence.arrived_level = event.handoff.level
+        sequence.started_s = now
+        self._table.record(
+            sequence,
+            "kv_received",
+            now,
+            kv_bytes=event.kv_bytes,
+            transfer_s=event.transfer_s,
+            transport=event.transport,
+            reserved_s=now - sequence.arrived_s,
+        )
+        self.pass_tokens(sequence, now)
+
+    def pass_tokens(self, sequence: Sequence, now: float) -> None:
+        """Append the tokens of other workers at the engine, once it knows the sequence; announce one that moved here."""
+        token_ids = sequence.handed_token_ids
+        if not token_ids or sequence.stop is None:
+            return
+        for token_id in token_ids:
+            self._table.emit(c.AppendToken(sequence.sequence_id, token_id))
+        sequence.token_ids.extend(token_ids)
+        sequence.handed_token_ids = ()
+        self._allocator.prefixes.enter_computed(sequence)
+        if sequence.source_id:
+            self._arrivals.announce(sequence, token_ids, now)

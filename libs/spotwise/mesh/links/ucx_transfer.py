@@ -1,0 +1,229 @@
+"""The `KvTransport` of a worker over UCX: connects the inbox (`ucx_inbox.py`) and the pushes (`ucx_push.py`) to their links.
+All pushes to a peer share its link. A link on which a push timed out gets no new pushes, and is closed after the last one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
+from spotwise.mesh.links.kv_exports import KvExports
+from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
+from spotwise.mesh.links.link_handshake import LinkSecurity
+from spotwise.mesh.links.split_push import SectionPush, SplitPush
+from spotwise.mesh.links.ucx_inbox import KvInbox
+from spotwise.mesh.links.ucx_link import UcxLink
+from spotwise.mesh.links.ucx_links import UcxLinks
+from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.links.ucx_push import UcxPush
+from spotwise.mesh.links.whole_push import push_at_once, source_of
+from spotwise.mesh.ports.kv_sections import KvSections
+from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
+from spotwise.mesh.process.byte_budget import ByteBudget
+from spotwise.mesh.process.refused_connections import RefusedConnections
+from spotwise.mesh.process.watchdog import WatchedExecutor, WatchedPart
+from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
+from spotwise.wire.link_hello import LinkHello, layout_fingerprint
+
+# Besides the loop's thread; on few cores a second one only waits.
+_MOST_COPY_THREADS = 2
+
+
+class UcxKvTransport:
+    """Listens for pushes into this worker's memory, and pushes from it."""
+
+    def __init__(
+        self,
+        memory: KvMemory,
+        worker_id: str,
+        incarnation: int,
+        on_handoff: HandoffHandler,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        push_timeout_s: float = 10.0,
+        chunk_bytes: int = CHUNK_BYTES,
+        stream_bytes: int = 2**20,
+        in_flight: int = 4,
+        exported_bytes: int = 64 * 2**20,
+        payloads: PayloadMemory | None = None,
+        model_digest: str | None = None,
+        window_wait_s: float = 0.0,
+        security: LinkSecurity | None = None,
+        watch: WatchedPart | None = None,
+    ) -> None:
+        """Create the transport; nothing is opened before `start`.
+
+        Args:
+            memory: this worker's paged KV, accessed on copy threads.
+            incarnation: of this worker; pushes for another one are refused.
+            on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
+            host: under which peers reach this worker; a loopback address restricts the listener to loopback.
+            port: to listen on; 0 takes a free one.
+            push_timeout_s: of a push after its commit, and without progress before it, connecting included.
+            chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
+            stream_bytes: a chunk's minimum while its next layer is still computed.
+            in_flight: chunks at once, per link and direction.
+            exported_bytes: maximum that is exported and not sent yet, of all links.
+            payloads: what the memory exports and imports; `None`: numpy arrays.
+            model_digest: of this worker's weights; peers with another one are refused.
+            window_wait_s: how long the first bytes of a push may be here before its `expect`.
+            security: of the links; by default, without a secret.
+            watch: over the copies to and from the memory; `None`: none.
+        """
+        if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
+            raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
+        self._incarnation = incarnation
+        self._host = host
+        self._port = port
+        self._push_timeout_s = push_timeout_s
+        copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
+        self._copies = (
+            ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
+            if watch is None
+            else WatchedExecutor(copy_threads, "kv-copy", watch)
+        )
+        payloads = payloads or HostPayloads()
+        self._sections = KvSections(memory)
+        scratch = ThreadScratch(payloads)
+        self._inbox = KvInbox(
+            self._sections, payloads, scratch, incarnation, on_handoff, self._copies, chunk_bytes, window_wait_s
+        )
+        budget = ByteBudget(exported_bytes)
+        buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
+        self._exports = KvExports(memory, payloads, buffers, self._copies, budget, scratch, chunk_bytes, stream_bytes)
+        me = LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
+        host_memory = isinstance(payloads, HostPayloads)
+        self._links = UcxLinks(
+            me,
+            KV_LINKS,
+            buffers,
+            in_flight,
+            self._on_frame,
+            self._on_lost,
+            host_memory=host_memory,
+            loopback_only=is_loopback(host),
+            admitted_bytes=self._inbox.admitted_bytes,
+            security=security,
+            can_seal=payloads.on_host,
+        )
+        self._push_ids = itertools.count(1)
+        self._pushes: dict[int, tuple[UcxLink[KvFrame], UcxPush]] = {}
+        self._address: str | None = None
+
+    @property
+    def address(self) -> str:
+        """Where peers reach this listener, `host:port`; raises `RuntimeError` before `start`."""
+        if self._address is None:
+            raise RuntimeError("the transport listens nowhere yet: await start() first")
+        return self._address
+
+    @property
+    def refusals(self) -> RefusedConnections:
+        """Connections that were refused."""
+        return self._links.refusals
+
+    @property
+    def refused_connections(self) -> int:
+        """See `KvTransport`."""
+        return self.refusals.total
+
+    @property
+    def shares(self) -> tuple[KvShare, ...]:
+        """None: to its own worker, the transport of a group is another one."""
+        return ()
+
+    async def start(self) -> None:
+        """Open UCX on the running loop and listen; raises `MeshError` where the port is taken."""
+        self._address = f"{self._host}:{self._links.listen(self._port)}"
+
+    def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
+        """See `KvTransport`."""
+        self._inbox.expect(choice_id, epoch, block_ids)
+
+    def forget(self, choice_id: str) -> None:
+        """See `KvTransport`."""
+        self._inbox.forget(choice_id)
+
+    def open_push(self, target: KvTarget, source: KvSource) -> KvPush:
+        """See `KvTransport`; a choice id over 128 bytes, and a target that needs nothing of this memory, are a `ValueError`,
+        too.
+        """
+        own = self._sections.memory.part
+        if not target.shares:
+            return self._open(target, source, own)
+        pieces = [(share, piece) for share in target.shares if (piece := own.overlap(share.part)) is not None]
+        if not pieces:
+            raise ValueError(f"{target.worker_id} keeps nothing of {own}")
+        pushes = []
+        for share, piece in pieces:
+            process = KvTarget(share.member_id, share.incarnation, share.address, target.block_ids)
+            pushes.append(SectionPush(self._open(process, source, piece), own, piece))
+        return SplitPush(pushes)
+
+    def _open(self, target: KvTarget, source: KvSource, part: KvPart) -> UcxPush:
+        """Begin to push a part of this memory to one process."""
+        abort = KvFrame(
+            kind=FrameKind.ABORT,
+            choice_id=source.choice_id,
+            epoch=source.epoch,
+            push_id=next(self._push_ids),
+            sender_incarnation=self._incarnation,
+            target_incarnation=target.incarnation,
+            part=part,
+        )
+        exports = replace(self._exports, memory=self._sections.of(part))
+        return UcxPush(exports, self, abort, target, source.block_ids, self._push_timeout_s)
+
+    async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
+        """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
+        push = self.open_push(target, source_of(handoff, source_block_ids))
+        return await push_at_once(push, self._exports.memory.num_layers, len(source_block_ids), handoff)
+
+    async def close(self) -> None:
+        """Stop listening, close the links, end the copy threads; pushes under way raise. Idempotent."""
+        self._inbox.forget_all()
+        await self._links.close()
+        await self._inbox.idle()
+        self._copies.shutdown()
+
+    async def join(self, push: UcxPush, address: str, timeout_s: float) -> UcxLink[KvFrame]:
+        """See `PushLinks`."""
+        link = await self._links.to(address, timeout_s)
+        self._pushes[push.push_id] = (link, push)
+        return link
+
+    def leave(self, push: UcxPush, *, timed_out: bool) -> None:
+        """See `PushLinks`."""
+        link, _ = self._pushes.pop(push.push_id, (None, None))
+        if link is None:
+            return
+        if timed_out:
+            self._links.drop(link)
+            link.retired = True
+        if link.retired and all(user is not link for user, _ in self._pushes.values()):
+            link.fail("retired after a time-out")
+
+    def _on_frame(
+        self, link: UcxLink[KvFrame], frame: KvFrame, payload: Any, arrived: asyncio.Future[None]
+    ) -> asyncio.Task[None] | None:
+        if frame.kind not in (FrameKind.ACK, FrameKind.NACK, FrameKind.RESEND):
+            return self._inbox.receive(link, frame, payload, arrived)
+        own_link, push = self._pushes.get(frame.push_id, (None, None))
+        if push is not None and own_link is link:
+            if frame.kind is FrameKind.RESEND:
+                push.resend(frame)
+            else:
+                push.answered(frame)
+        return None
+
+    def _on_lost(self, link: UcxLink[KvFrame], reason: str) -> None:
+        self._inbox.link_lost(link)
+        for user, push in tuple(self._pushes.values()):
+            if user is link:
+                push.lost(reason)
