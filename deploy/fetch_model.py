@@ -4,8 +4,8 @@ import os
 import sys
 from pathlib import Path
 
-from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.model_store import resolve_model
 
 VOLUME = Path("/models")
 

@@ -11,7 +11,7 @@ import structlog
 import torch
 import uvloop
 
-from spotwise.engine.device_kv import DeviceKv
+from spotwise.engine.kv.device import DeviceKv
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled

@@ -7,8 +7,8 @@ from pathlib import Path
 import torch
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
+from spotwise.engine.model.loading import EngineConfig
 
 GEOMETRY = KvGeometry(num_layers=6, kv_heads=4, key_dim=64, value_dim=64)
 BLOCKS = 200

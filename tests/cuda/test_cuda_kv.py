@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
-from spotwise.engine.device_kv import DeviceKv
+from spotwise.engine.kv.device import DeviceKv
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled, load

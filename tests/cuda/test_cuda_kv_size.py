@@ -10,8 +10,8 @@ import torch
 
 from spotwise.core.kv.size import CUDA_SHARE
 from spotwise.engine.engine import Engine
-from spotwise.engine.kv_size import AutoKvSize
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.kv_size import AutoKvSize
+from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 pytestmark = pytest.mark.cuda

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from spotwise.engine import host_swap
-from spotwise.engine.host_swap import HostSwap
+from spotwise.engine.kv import host_swap
+from spotwise.engine.kv.host_swap import HostSwap
 from tests.cuda.on_device import BLOCKS, GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spotwise.core.costs.batching import Batch, BatchRow
-from spotwise.engine.device_kv import DeviceKv
+from spotwise.engine.kv.device import DeviceKv
 from tests.cuda.on_device import GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model
 

@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaCo
 
 from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.agreement import compare
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.adapter_files import read_adapter
+from spotwise.engine.model.loading import EngineConfig
 from tests.adapters import base_model, greedy, merged, save_adapter
 from tests.cuda.on_device import load
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, record, save_model

@@ -110,9 +110,9 @@ class _Served:
 
     def load(self, config: Any, stage: int, stages: int, index: int, count: int, num_blocks: int | None) -> int:
         from spotwise.engine.engine import Engine
-        from spotwise.engine.group_place import GroupPlace
-        from spotwise.engine.shard import Shard
-        from spotwise.engine.weight_store import WeightStore
+        from spotwise.engine.native.shard import Shard
+        from spotwise.engine.parts.group_place import GroupPlace
+        from spotwise.engine.parts.weight_store import WeightStore
         from tests.unit.engine.watched_engine import note_logits
 
         self._engine = None
@@ -124,7 +124,7 @@ class _Served:
         return int(self._engine.num_blocks)
 
     def join(self, path: Path, member: int, size: int, patience_s: float) -> None:
-        from spotwise.engine.exchange import MemoryExchange
+        from spotwise.engine.native.exchange import MemoryExchange
 
         self.leave()
         self._exchange = MemoryExchange(self._kernels(), path, member, size, patience_s)
@@ -148,7 +148,7 @@ class _Served:
         return str(self._sockets.address)
 
     def join_by_tcp(self, epoch: int, secret: str, addresses: tuple[str, ...], member: int, patience_s: float) -> None:
-        from spotwise.engine.exchange import SocketExchange
+        from spotwise.engine.native.exchange import SocketExchange
         from spotwise.mesh.links.group_sockets import GroupMeeting
 
         self.leave()
@@ -195,7 +195,7 @@ class _Served:
 
     def run_until_broken(self, batch: Batch) -> str:
         """Compute one batch again and again until the group breaks; return why."""
-        from spotwise.engine.exchange import GroupBrokenError
+        from spotwise.engine.native.exchange import GroupBrokenError
 
         while True:
             try:

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from spotwise.core.requests.adapter import AdapterRef
-from spotwise.engine.adapter_files import read_adapter
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.adapter_files import read_adapter
+from spotwise.engine.model.loading import EngineConfig
 from tests.adapters import ALL, ATTENTION, base_model, greedy, merged, save_adapter
 from tests.integration.test_engine_equality import prompts_of_mixed_lengths
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model

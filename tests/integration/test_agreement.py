@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.engine import agreement
 from spotwise.engine.agreement import Agreement, compare
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 PROMPTS = [[1, 2, 3], [50, 60, 70, 80], list(range(40))]

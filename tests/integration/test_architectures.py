@@ -12,11 +12,11 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM
 
-from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.engine import Engine
-from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.layer_attention import LayerAttention
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.compatibility import ModelFacts
+from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.loading import EngineConfig, load_model
 from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record
 

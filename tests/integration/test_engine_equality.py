@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.model_store import resolve_model
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, load_engine, record, save_model
 
 NEW_TOKENS = 24

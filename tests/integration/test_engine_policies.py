@@ -23,8 +23,8 @@ from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS
 from spotwise.core.worker.scheduling.mlfq_policy import queues_for
 from spotwise.engine.engine import Engine
-from spotwise.engine.host_swap import HostSwap
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.kv.host_swap import HostSwap
+from spotwise.engine.model.loading import EngineConfig
 from tests.adapters import base_model, save_adapter
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, record, save_model
 

@@ -21,10 +21,10 @@ from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import UnsupportedModelError
-from spotwise.engine.exchange import GroupBrokenError
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.errors import UnsupportedModelError
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.model.model_store import resolve_model
+from spotwise.engine.native.exchange import GroupBrokenError
 from tests.integration.member_processes import GroupProcesses, Member, group
 from tests.integration.test_architectures import MODELS, SHAPE
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model

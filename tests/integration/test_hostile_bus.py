@@ -18,9 +18,9 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.generation import SequenceSpec
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import GenerationError
 from spotwise.mesh.nats.bus import NatsBus

@@ -21,10 +21,10 @@ from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
-from spotwise.engine.model_store import resolve_model
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.engine.model.model_store import resolve_model
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.mesh.process.garbage import collect_little_at_once
 from spotwise.text.text import ChatText
 from tests.grown_bodies import Growth, growths

@@ -10,7 +10,7 @@ import pytest
 
 from spotwise.core.kv.size import CPU_SHARE
 from spotwise.engine.engine import Engine
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.model_store import resolve_model
 from spotwise.worker import model_config
 from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.model_config import engine_config

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_model import BatchShape, TableIterationCost, pairs
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.own_profile import own_profile
 from spotwise.worker.settings import WorkerSettings

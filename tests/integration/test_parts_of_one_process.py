@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.weights.inventory import Panels
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_store import WeightStore
 from tests.integration.member_processes import GroupProcesses, MemberOnThread, group
 from tests.integration.test_groups import alone, assert_same, config, requests, wide_model
 

@@ -13,11 +13,11 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import PanelRange
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.shard import Shard
-from spotwise.engine.sketch_folder import write_sketch
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.model.sketch_folder import write_sketch
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.worker.groups.peer_weights import PeerWeights
 from spotwise.worker.settings import WorkerSettings
 from tests.integration.test_groups import wide_model

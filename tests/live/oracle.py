@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.model_store import resolve_model
 from tests import adapters
 
 _TEXT = """A mesh of machines that come and go serves one model. Some of them read prompts, others write answers, and what

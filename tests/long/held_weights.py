@@ -8,10 +8,10 @@ from pathlib import Path
 
 from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.weights.inventory import ModelSketch, PanelRange, WeightInventory
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.redis.store import RedisStore
 from tests.live.mesh import LiveMesh

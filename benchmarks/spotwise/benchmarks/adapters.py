@@ -17,9 +17,9 @@ from spotwise.cli.bench.closed_loop import StreamShape
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import mesh_of
 from spotwise.cli.launch.model_progress import resolve_with_progress
-from spotwise.engine.adapter_files import CONFIG_FILE, PREFIX, WEIGHTS_FILE
-from spotwise.engine.checkpoint import read_checkpoint
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.adapter_files import CONFIG_FILE, PREFIX, WEIGHTS_FILE
+from spotwise.engine.model.checkpoint import read_checkpoint
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 #: Linear layers of a decoder layer of the common form: all that are fused.
 TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")

@@ -14,8 +14,8 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.model_progress import resolve_with_progress
-from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 _SHORTEST_PROMPT, _LONGEST_PROMPT = 8, 400
 
@@ -29,7 +29,7 @@ def agreement(
 ) -> None:
     """Count how often the engine and transformers agree on the likeliest token, in float32 and in bfloat16."""
     from spotwise.engine.agreement import Agreement, compare
-    from spotwise.engine.loading import EngineConfig
+    from spotwise.engine.model.loading import EngineConfig
 
     require_writable(json)
     console = report_console()

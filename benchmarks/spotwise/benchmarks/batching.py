@@ -36,7 +36,7 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.launch.model_progress import resolve_with_progress
 from spotwise.cli.number_lists import ascending
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 _VLLM = "vllm"
 _WARM_UP_REQUESTS = 8

@@ -16,7 +16,7 @@ import torch
 from spotwise.cli.errors import CommandError
 from spotwise.core.messages.groups import GroupExchange
 from spotwise.core.parallel.model_partition import column_bounds
-from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
+from spotwise.engine.native.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.native.library import StageFields, load_kernels
 from spotwise.worker.groups.exchange_choice import SharedMemory
 

@@ -32,7 +32,7 @@ from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import cache_folder
 from spotwise.cli.options import parse_size
-from spotwise.engine.model_store import DEFAULT_MODEL, resolve_model
+from spotwise.engine.model.model_store import DEFAULT_MODEL, resolve_model
 
 _HIDDEN, _INNER, _HEADS, _KV_HEADS, _VOCABULARY = 2048, 5632, 32, 4, 49152
 _LAYER_BYTES = 2 * (2 * _HIDDEN**2 + 2 * _HIDDEN * _HIDDEN * _KV_HEADS // _HEADS + 3 * _HIDDEN * _INNER)

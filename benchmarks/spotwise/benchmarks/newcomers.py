@@ -28,7 +28,7 @@ from spotwise.cli.bench.report import ReportRow, environment, report_console, re
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.model_progress import resolve_with_progress
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 from spotwise.worker.machine import cores_name
 
 _OURS, _PEER = "spotwise", "vllm-tuned"

@@ -37,7 +37,7 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.model_progress import resolve_with_progress
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 #: Our advice for one machine with few cores; and a mesh with a process for each phase.
 _ONE_WORKER = "--prompt-workers 0 --token-workers 0 --mixed-workers 1"

@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 from numpy.typing import NDArray
 
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
 from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport

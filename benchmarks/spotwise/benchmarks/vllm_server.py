@@ -13,7 +13,7 @@ import httpx
 import psutil
 
 from spotwise.cli.bench.servers import GRACE_S, POLL_S, ServerEndpoint, own_run_folder, wait_until
-from spotwise.engine.loading import EngineConfig, resolve
+from spotwise.engine.model.loading import EngineConfig, resolve
 from spotwise.mesh.embedded.servers import free_port
 from spotwise.mesh.process.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 

@@ -20,10 +20,10 @@ import psutil
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.worker.groups.peer_weights import PeerWeights
 from spotwise.worker.groups.weight_fetch import PIECE_BYTES

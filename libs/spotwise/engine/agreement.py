@@ -18,7 +18,7 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,33 +22,33 @@ from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
-from spotwise.engine.adapters import Adapters
-from spotwise.engine.attention_interface import set_attention_context
-from spotwise.engine.compatibility import ModelFacts
-from spotwise.engine.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
-from spotwise.engine.cuda_capture import CudaCapture
-from spotwise.engine.decode_graphs import Capture, DecodeGraphs
-from spotwise.engine.grammars import AllowedTokens, Grammars
-from spotwise.engine.group_place import GroupPlace, part_cache, require_cpu
-from spotwise.engine.held_sequences import HeldSequences
-from spotwise.engine.iteration import FlatBatch, SequenceRow
-from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
-from spotwise.engine.layer_progress import LayersWritten, reporting_layers
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.forward.adapters import Adapters
+from spotwise.engine.forward.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
+from spotwise.engine.forward.cuda_capture import CudaCapture
+from spotwise.engine.forward.decode_graphs import Capture, DecodeGraphs
+from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
+from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
+from spotwise.engine.forward.pooling import HeadInput, needs_all_tokens
+from spotwise.engine.forward.rewriting import rewrite
+from spotwise.engine.forward.sequences import EngineSequence
+from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.attention_interface import set_attention_context
+from spotwise.engine.model.compatibility import ModelFacts
+from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
+from spotwise.engine.model.layer_progress import LayersWritten, reporting_layers
+from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
-from spotwise.engine.pooling import HeadInput, needs_all_tokens
-from spotwise.engine.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
-from spotwise.engine.rewriting import rewrite
-from spotwise.engine.sampler import sample_sequences
-from spotwise.engine.sequences import EngineSequence
-from spotwise.engine.shared_weights import open_memory
-from spotwise.engine.stage import PipelineStage
-from spotwise.engine.stage_loading import load_stage
-from spotwise.engine.weight_flow import WeightFlow
-from spotwise.engine.weight_memory import PRIVATE, WeightMemory
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.native.shared_weights import open_memory
+from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory
+from spotwise.engine.parts.group_place import GroupPlace, part_cache, require_cpu
+from spotwise.engine.parts.stage import PipelineStage
+from spotwise.engine.parts.stage_loading import load_stage
+from spotwise.engine.parts.weight_flow import WeightFlow
+from spotwise.engine.parts.weight_store import WeightStore
+from spotwise.engine.sampling.grammars import AllowedTokens, Grammars
+from spotwise.engine.sampling.held_sequences import HeldSequences
+from spotwise.engine.sampling.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
+from spotwise.engine.sampling.sampler import sample_sequences
 
 __all__ = ["Engine", "EngineConfig"]
 

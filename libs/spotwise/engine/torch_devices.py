@@ -6,7 +6,7 @@ import sys
 
 import torch
 
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 
 
 def cuda_devices() -> int:

@@ -13,7 +13,7 @@ from enum import Enum
 from functools import partial
 from typing import TypeVar
 
-from spotwise.engine.fair_threads import FairThreads
+from spotwise.engine.sampling.fair_threads import FairThreads
 from spotwise.http.body import overloaded
 from spotwise.http.loop_turns import LoopTurns
 from spotwise.mesh.process.long_work import LongWorkError, no_long_work

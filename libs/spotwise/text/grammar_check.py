@@ -9,7 +9,7 @@ from threading import Lock
 
 from llguidance import LLTokenizer
 
-from spotwise.engine.grammar_following import trial_problem
+from spotwise.engine.sampling.grammar_following import trial_problem
 from spotwise.mesh.process.long_work import begin_long_work
 from spotwise.text.grammar_schemas import promises_problem
 from spotwise.text.multiples import multiples_problem

@@ -18,7 +18,7 @@ from typing import Any, cast
 from tokenizers import Tokenizer
 from transformers import PreTrainedTokenizerFast
 
-from spotwise.engine.grammar_tokens import grammar_tokenizer
+from spotwise.engine.sampling.grammar_tokens import grammar_tokenizer
 from spotwise.mesh.process.long_work import begin_long_work
 from spotwise.text.chat_template import ChatMessage, ChatTemplate
 from spotwise.text.control_tokens import ControlTokens, ControlTokensInText

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.engine.kv_size import AutoKvSize
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.kv_size import AutoKvSize
+from spotwise.engine.model.loading import EngineConfig
 from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.settings import WorkerSettings
 

@@ -15,8 +15,8 @@ import structlog
 
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.costs.measured_range import MeasuredRange
-from spotwise.engine.loading import device_name
-from spotwise.engine.shared_weights import weights_fingerprint
+from spotwise.engine.model.loading import device_name
+from spotwise.engine.native.shared_weights import weights_fingerprint
 from spotwise.worker.cost_fit import fit_iterations
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.groups.group_engine import GroupEngine

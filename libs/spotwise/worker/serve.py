@@ -7,7 +7,7 @@ import os
 from functools import partial
 
 from spotwise.core.messages.members import MemberKind, Pool
-from spotwise.engine.errors import ModelError
+from spotwise.engine.model.errors import ModelError
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import structlog
 
-from spotwise.engine.device_kv import DeviceKv
-from spotwise.engine.kv_cache import PagedKvCache
+from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.kv.device import DeviceKv
 from spotwise.engine.torch_devices import make_current
 from spotwise.mesh.links.ucx_reactor import reaches_cuda_memory
 from spotwise.mesh.ports.ports import KvMemory, PayloadMemory

@@ -12,19 +12,19 @@ from prometheus_client import CollectorRegistry
 from spotwise.core.messages.members import MemberKind
 from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
-from spotwise.engine.adapter_files import read_adapter
-from spotwise.engine.errors import ModelError
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.embedding_model import EmbeddingModel, read_embedding_model
-from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.engine.model.adapter_files import read_adapter
+from spotwise.engine.model.errors import ModelError
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.embedding_model import EmbeddingModel, read_embedding_model
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.generate.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
+from spotwise.gateway.mesh.client import MeshGeneration
+from spotwise.gateway.mesh.store_watch import StoreWatch
 from spotwise.gateway.open_access import open_access
-from spotwise.gateway.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
+from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.stored_responses import StoredResponses
+from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.store_watch import StoreWatch
-from spotwise.gateway.stored_responses import StoredResponses
 from spotwise.http.protocol import http_protocol
 from spotwise.http.server import HttpServer
 from spotwise.http.tls import CERTIFICATE_LOOK_S, ServerTls

@@ -6,7 +6,7 @@ from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.auth import OPEN_PATHS
 from spotwise.gateway.access.known_keys import REPORT_S, KnownKeys
 from spotwise.gateway.access.quotas import Quotas
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import MeshError

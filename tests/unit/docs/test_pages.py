@@ -19,8 +19,8 @@ from spotwise.cli.__main__ import app
 from spotwise.core.gateway import commands as g
 from spotwise.core.messages.members import MemberKind
 from spotwise.core.messages.mesh import RejectCode
-from spotwise.gateway.embedding_answer import AT_ONCE
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.apis.embedding_answer import AT_ONCE
+from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.completions import CompletionRequest
 from spotwise.gateway.schema.embeddings import MAX_INPUTS, REFUSED_FOR_EMBEDDINGS, EmbeddingRequest

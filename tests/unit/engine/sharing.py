@@ -9,7 +9,7 @@ import torch
 from structlog.testing import capture_logs
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 
 Log = dict[str, Any]
 

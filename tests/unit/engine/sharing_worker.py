@@ -14,7 +14,7 @@ from pathlib import Path
 from structlog.testing import capture_logs
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import Driver, record
 
 

@@ -11,8 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spotwise.engine.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
-from spotwise.engine.errors import AdapterError
+from spotwise.engine.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
+from spotwise.engine.model.errors import AdapterError
 from tests.adapters import ATTENTION, base_model, save_adapter
 
 LAYER = "base_model.model.model.layers.0"

@@ -5,7 +5,7 @@ import torch
 from transformers import BloomConfig, BloomForCausalLM
 from transformers.models.bloom.modeling_bloom import BloomAttention
 
-from spotwise.engine.bloom import InterfacedBloomAttention, adapt_bloom, alibi_slopes
+from spotwise.engine.model.bloom import InterfacedBloomAttention, adapt_bloom, alibi_slopes
 
 
 def test_slopes_are_those_of_the_paper() -> None:

@@ -10,9 +10,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from spotwise.engine.checkpoint import read_checkpoint
-from spotwise.engine.errors import ModelError
-from spotwise.engine.model_digest import model_digest
+from spotwise.engine.model.checkpoint import read_checkpoint
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.model_digest import model_digest
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"

@@ -8,8 +8,8 @@ import torch
 import transformers
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import ModelError, UnsupportedModelError
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.errors import ModelError, UnsupportedModelError
+from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 SHAPE: dict[str, Any] = {

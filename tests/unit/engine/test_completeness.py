@@ -15,9 +15,9 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from spotwise.engine.errors import ModelError
-from spotwise.engine.loading import EngineConfig, load_model
-from spotwise.engine.model_store import resolve_model
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.loading import EngineConfig, load_model
+from spotwise.engine.model.model_store import resolve_model
 from tests.unit.engine.sharing import load
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, save_model
 

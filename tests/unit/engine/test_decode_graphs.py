@@ -11,10 +11,10 @@ import torch
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.decode_graphs import MAX_ROWS, DataDependentError, operations_do_not_depend
 from spotwise.engine.engine import Engine
-from spotwise.engine.kv_cache import KvOrder, PagedKvCache
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.forward.decode_graphs import MAX_ROWS, DataDependentError, operations_do_not_depend
+from spotwise.engine.kv.cache import KvOrder, PagedKvCache
+from spotwise.engine.model.loading import EngineConfig, load_model
 from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, record
 

@@ -9,8 +9,8 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.engine.device_kv import DeviceKv, word_sum
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
+from spotwise.engine.kv.device import DeviceKv, word_sum
 
 GEOMETRY = KvGeometry(num_layers=3, kv_heads=1, key_dim=3, value_dim=2)
 

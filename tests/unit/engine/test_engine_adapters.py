@@ -15,12 +15,12 @@ from transformers.models.llama import modeling_llama
 
 from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.adapter_files import CONFIG_FILE, read_adapter
-from spotwise.engine.adapters import Adapters
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import AdapterError
-from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.forward.adapters import Adapters
+from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.adapter_files import CONFIG_FILE, read_adapter
+from spotwise.engine.model.errors import AdapterError
+from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels
 from tests.adapters import ATTENTION, base_model, greedy, merged, save_adapter
 from tests.unit.engine.tape_capture import TapeCapture

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 
 import pytest
 
-from spotwise.engine.fair_threads import FairThreads
+from spotwise.engine.sampling.fair_threads import FairThreads
 
 WAIT_S = 30
 

@@ -13,14 +13,14 @@ import torch
 from transformers import Gemma2Config, MistralConfig
 
 from spotwise.core.costs.batching import Batch, BatchRow
-from spotwise.engine import flashinfer_attention
-from spotwise.engine.compatibility import ModelFacts
-from spotwise.engine.cuda_attention import FlashInferBackend, choose_attention, torch_attention, try_flashinfer
 from spotwise.engine.engine import Engine
-from spotwise.engine.flashinfer_attention import refusal
-from spotwise.engine.kv_cache import KvGeometry, PagedKvCache
-from spotwise.engine.layer_attention import LayerAttention
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.forward import flashinfer_attention
+from spotwise.engine.forward.cuda_attention import FlashInferBackend, choose_attention, torch_attention, try_flashinfer
+from spotwise.engine.forward.flashinfer_attention import refusal
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
+from spotwise.engine.model.compatibility import ModelFacts
+from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.loading import EngineConfig, load_model
 from tests.unit.engine import fake_flashinfer
 from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.test_decode_graphs import finished

@@ -12,7 +12,7 @@ import transformers
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine.engine import Engine
-from spotwise.engine.fused_layer import find_parts
+from spotwise.engine.forward.fused_layer import find_parts
 from spotwise.engine.native.library import Kernels
 from tests.unit.engine.tiny_models import VOCAB_SIZE, llama_config, load_engine, record
 from tests.unit.engine.watched_engine import Watch

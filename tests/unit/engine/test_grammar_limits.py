@@ -8,9 +8,9 @@ from collections.abc import Callable
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from spotwise.engine import grammar_following
-from spotwise.engine.deep_stack import with_deep_stack
-from spotwise.engine.grammar_following import GrammarError, compiled, trial_problem
+from spotwise.engine.sampling import grammar_following
+from spotwise.engine.sampling.deep_stack import with_deep_stack
+from spotwise.engine.sampling.grammar_following import GrammarError, compiled, trial_problem
 from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 
 MOST_BYTES = 128 << 10

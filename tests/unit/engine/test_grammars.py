@@ -20,11 +20,11 @@ from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine import grammar_following, grammars
-from spotwise.engine.checkpoint import read_checkpoint
 from spotwise.engine.engine import Engine
-from spotwise.engine.logit_changes import SamplingRow, change_logits
-from spotwise.engine.sketch_folder import sketch_of, write_sketch
+from spotwise.engine.model.checkpoint import read_checkpoint
+from spotwise.engine.model.sketch_folder import sketch_of, write_sketch
+from spotwise.engine.sampling import grammar_following, grammars
+from spotwise.engine.sampling.logit_changes import SamplingRow, change_logits
 from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 from tests.unit.engine.tiny_models import Driver, llama_config, load_engine, record, save_model
 

@@ -8,15 +8,15 @@ from unittest.mock import Mock
 import pytest
 import torch
 
-from spotwise.engine import group_place
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import ModelError
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.kv_size import AutoKvSize
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.part_sizes import PartSizes
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.kv_size import AutoKvSize
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts import group_place
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.part_sizes import PartSizes
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.worker import engine_thread
 from spotwise.worker.engine_thread import EngineThread
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from spotwise.engine.host_kv_rows import HostKvRows
+from spotwise.engine.kv.host_rows import HostKvRows
 
 LAYERS, HEADS, BLOCKS, BLOCK_SIZE = 3, 2, 7, 4
 

@@ -6,9 +6,9 @@ import psutil
 import pytest
 import torch
 
-from spotwise.engine import host_swap
-from spotwise.engine.host_swap import HostSwap
-from spotwise.engine.kv_cache import KvGeometry, KvOrder, PagedKvCache
+from spotwise.engine.kv import host_swap
+from spotwise.engine.kv.cache import KvGeometry, KvOrder, PagedKvCache
+from spotwise.engine.kv.host_swap import HostSwap
 
 GEOMETRY = KvGeometry(num_layers=3, kv_heads=2, key_dim=8, value_dim=6)
 BLOCKS, HOST_BLOCKS = 12, 20

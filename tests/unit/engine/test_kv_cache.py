@@ -5,7 +5,7 @@ import psutil
 import pytest
 import torch
 
-from spotwise.engine.kv_cache import KvGeometry, KvOrder, KvPlaces, PagedKvCache
+from spotwise.engine.kv.cache import KvGeometry, KvOrder, KvPlaces, PagedKvCache
 
 GEOMETRY = KvGeometry(num_layers=3, kv_heads=2, key_dim=8, value_dim=6)
 

@@ -10,11 +10,11 @@ import pytest
 import torch
 import transformers
 
-from spotwise.engine.compatibility import ModelFacts
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import ModelError
-from spotwise.engine.kv_size import AutoKvSize, named_memory_errors
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.compatibility import ModelFacts
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
+from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 

@@ -9,8 +9,8 @@ from transformers.masking_utils import (
     sliding_window_causal_mask_function,
 )
 
-from spotwise.engine.errors import UnsupportedModelError
-from spotwise.engine.mask_probe import MaskFunction, MaskProbe, seen_window
+from spotwise.engine.model.errors import UnsupportedModelError
+from spotwise.engine.model.mask_probe import MaskFunction, MaskProbe, seen_window
 
 
 @pytest.mark.parametrize(

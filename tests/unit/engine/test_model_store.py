@@ -9,10 +9,10 @@ import huggingface_hub
 import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
-from spotwise.engine import gguf_conversion, model_store
-from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import DEFAULT_MODEL, resolve_model
-from spotwise.engine.progress import ProgressHandler
+from spotwise.engine.model import gguf_conversion, model_store
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.model_store import DEFAULT_MODEL, resolve_model
+from spotwise.engine.model.progress import ProgressHandler
 
 
 def write_folder(folder: Path) -> None:
@@ -170,7 +170,7 @@ def test_the_fast_path_imports_no_torch(gguf: Path, conversions: list[Path], tmp
     """A second start finds the converted model without torch or transformers."""
     expected = resolve_model(str(gguf), tmp_path / "cache").path
     code = (
-        "import sys; from pathlib import Path; from spotwise.engine.model_store import resolve_model; "
+        "import sys; from pathlib import Path; from spotwise.engine.model.model_store import resolve_model; "
         f"print(resolve_model({str(gguf)!r}, Path({str(tmp_path / 'cache')!r})).path); "
         "assert not {'torch', 'transformers'} & set(sys.modules)"
     )

@@ -14,15 +14,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.costs.batching import BatchRow
-from spotwise.engine.attention import PagedAttention
-from spotwise.engine.attention_interface import AttentionCall
-from spotwise.engine.iteration import BatchLayout, SequenceRow
-from spotwise.engine.kv_cache import KvGeometry, KvPlaces, PagedKvCache
-from spotwise.engine.layer_attention import LayerAttention
+from spotwise.engine.forward.iteration import BatchLayout, SequenceRow
+from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
+from spotwise.engine.forward.sequences import EngineSequence
+from spotwise.engine.kv.cache import KvGeometry, KvPlaces, PagedKvCache
+from spotwise.engine.model.attention import PagedAttention
+from spotwise.engine.model.attention_interface import AttentionCall
+from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.native_attention import NativeAttention, NativeLayout, can_attend
-from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
-from spotwise.engine.sequences import EngineSequence
 
 CPU = torch.device("cpu")
 LAYER = 1

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.packed import PackedLinear, PackedWeight, can_pack, interleaved
+from spotwise.engine.native.packed import PackedLinear, PackedWeight, can_pack, interleaved
 
 FORMATS = [torch.float32, torch.bfloat16]
 ROWS = (0, 1, 2, 11, 12, 13, 16, 24, 25, 100, 300)

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams
-from spotwise.engine.sampler import NOT_FINITE
+from spotwise.engine.sampling.sampler import NOT_FINITE
 from tests.unit.engine.tiny_models import Driver, load_engine, record
 
 #: The token whose embedding is damaged: only prompts that have it give no numbers.

@@ -12,12 +12,12 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import ModelError
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig, load_model
-from spotwise.engine.shard import Shard
-from spotwise.engine.sketch import sketch_model
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.loading import EngineConfig, load_model
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.sketch import sketch_model
+from spotwise.engine.parts.weight_store import WeightStore
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, record, save_model
 
 #: Does not divide the sides of a matrix.

@@ -12,10 +12,10 @@ from structlog.testing import capture_logs
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.kv_cache import PagedKvCache
-from spotwise.engine.loading import EngineConfig, load_model
+from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.packed import PackedLinear
+from spotwise.engine.native.packed import PackedLinear
 from tests.unit.engine.tiny_models import Driver, load_engine, record
 
 

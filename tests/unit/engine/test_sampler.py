@@ -11,9 +11,9 @@ from transformers import NoBadWordsLogitsProcessor, RepetitionPenaltyLogitsProce
 
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams, counter_uniform
-from spotwise.engine.logit_changes import SamplingRow
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.sampler import sample, token_logprobs
+from spotwise.engine.sampling.logit_changes import SamplingRow
+from spotwise.engine.sampling.sampler import sample, token_logprobs
 
 VOCAB = 600  # more than the sampler looks at before it sorts everything
 

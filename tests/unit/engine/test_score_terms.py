@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from spotwise.engine.layer_attention import LayerAttention
-from spotwise.engine.score_terms import ScoreTerms, featured_causal_attention
+from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 CPU = torch.device("cpu")

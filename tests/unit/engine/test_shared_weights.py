@@ -17,9 +17,9 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.fused_layer import FusedDecoderLayer
+from spotwise.engine.forward.fused_layer import FusedDecoderLayer
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.shared_weights import open_memory
+from spotwise.engine.native.shared_weights import open_memory
 from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
 from tests.unit.engine.sharing_worker import pages_of, tokens_of
 from tests.unit.engine.tiny_models import load_engine

@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
-from spotwise.engine import shared_weights
+from spotwise.engine.native import shared_weights
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.shared_weights import open_memory
-from spotwise.engine.weight_memory import WeightMemory
+from spotwise.engine.native.shared_weights import open_memory
+from spotwise.engine.native.weight_memory import WeightMemory
 from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
 from tests.unit.engine.sharing_worker import tokens_of
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
@@ -244,7 +244,7 @@ def test_a_layer_that_is_not_fused_leaves_nothing_in_the_file(
     folder: Path, cache: Path, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Parts packed for the trial are removed, and the layer's linear parts are stored one by one."""
-    monkeypatch.setattr("spotwise.engine.rewriting._TOLERANCE", {torch.float32: -1.0})
+    monkeypatch.setattr("spotwise.engine.forward.rewriting._TOLERANCE", {torch.float32: -1.0})
     engine, _ = load(folder, cache)
     assert engine.fused_layers == 0
     (file,) = weights_files(cache)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import torch
 
-from spotwise.engine.exchange import GroupBrokenError, SocketExchange
+from spotwise.engine.native.exchange import GroupBrokenError, SocketExchange
 from spotwise.engine.native.library import StageFields, load_kernels
-from spotwise.engine.shard import Shard
+from spotwise.engine.native.shard import Shard
 
 KERNELS = load_kernels()
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="no C++ compiler")

@@ -16,18 +16,18 @@ import transformers
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import PanelRange
 from spotwise.engine.engine import Engine
-from spotwise.engine.errors import ModelError
-from spotwise.engine.exchange import GroupBrokenError
-from spotwise.engine.folder_panels import FolderPanels
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.matrix_form import MatrixForm, MatrixRows
-from spotwise.engine.model_structure import ModelStructure
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.exchange import GroupBrokenError
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_flow import WeightFlow
-from spotwise.engine.weight_matrix import WeightMatrix
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.folder_panels import FolderPanels
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.matrix_form import MatrixForm, MatrixRows
+from spotwise.engine.parts.model_structure import ModelStructure
+from spotwise.engine.parts.weight_flow import WeightFlow
+from spotwise.engine.parts.weight_matrix import WeightMatrix
+from spotwise.engine.parts.weight_store import WeightStore
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import note_logits
 

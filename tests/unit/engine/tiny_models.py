@@ -15,7 +15,7 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.model.loading import EngineConfig
 
 VOCAB_SIZE = 211
 

@@ -15,9 +15,9 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, 
 
 from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh

@@ -9,8 +9,8 @@ from typing import Any
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import Pooling, SampledToken, TokenLogprobs
-from spotwise.gateway.embedding_model import EmbeddingModel
-from spotwise.gateway.generation import GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
+from spotwise.gateway.generate.embedding_model import EmbeddingModel
+from spotwise.gateway.generate.generation import GeneratedTokens, MeshHealth, SequenceSpec, TextEndedError
 from spotwise.http.errors import GenerationError
 
 MODEL = "acme/tiny-chat"

@@ -21,11 +21,11 @@ from spotwise.core.messages.mesh import (
     TokenDelta,
 )
 from spotwise.core.requests.sampling import TokenLogprobs
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.mesh.client import MeshGeneration
+from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer

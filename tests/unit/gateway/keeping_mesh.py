@@ -17,15 +17,15 @@ from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.core.requests.request import FinishReason
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
-from spotwise.gateway.keeping_limits import KeepingLimits
-from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.metrics import GatewayMetrics
-from spotwise.gateway.stored_responses import StoredResponses
-from spotwise.gateway.token_saver import TokenSaver
-from spotwise.gateway.token_stream import saved
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.generate.token_stream import saved
+from spotwise.gateway.resume.keeping_limits import KeepingLimits
+from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.stored_responses import StoredResponses
+from spotwise.gateway.resume.token_saver import TokenSaver
+from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
 from spotwise.text.text import ChatText
 from tests.fakes.memory import MemoryStore

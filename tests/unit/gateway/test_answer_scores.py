@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.score_limits import ScoreRoom
+from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import ApiError
 from tests.contracts.waiting import until

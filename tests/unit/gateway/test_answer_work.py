@@ -13,8 +13,10 @@ from fastapi import FastAPI
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
-from spotwise.gateway import kept_tokens
-from spotwise.gateway.answer_work import (
+from spotwise.gateway.apis.chat import ChatFormat
+from spotwise.gateway.apis.completions import CompletionFormat
+from spotwise.gateway.apis.items_format import ItemsFormat
+from spotwise.gateway.generate.answer_work import (
     PART_TOKENS,
     TURN_SCORES,
     AnswerWork,
@@ -22,11 +24,9 @@ from spotwise.gateway.answer_work import (
     scores_of_batch,
     scores_of_piece,
 )
-from spotwise.gateway.chat import ChatFormat
-from spotwise.gateway.choice import Choice, ChoiceText
-from spotwise.gateway.completions import CompletionFormat
-from spotwise.gateway.generation import GeneratedTokens
-from spotwise.gateway.items_format import ItemsFormat
+from spotwise.gateway.generate.choice import Choice, ChoiceText
+from spotwise.gateway.generate.generation import GeneratedTokens
+from spotwise.gateway.resume import kept_tokens
 from spotwise.http.loop_turns import AT_ONCE
 from spotwise.http.off_loop import OffLoop
 from spotwise.text.text import ChatText

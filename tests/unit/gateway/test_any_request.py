@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.completions import CompletionRequest
 from spotwise.gateway.schema.embeddings import EmbeddingRequest

@@ -8,9 +8,9 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from schemathesis import BaseSchema, GenerationMode
 
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.text.text import ChatText
 from tests.fakes.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says

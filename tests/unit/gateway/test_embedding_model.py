@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.core.requests.sampling import Pooling
-from spotwise.gateway.embedding_model import NO_EMBEDDINGS, EmbeddingModel, read_embedding_model
+from spotwise.gateway.generate.embedding_model import NO_EMBEDDINGS, EmbeddingModel, read_embedding_model
 
 TRANSFORMER = ("", "sentence_transformers.models.Transformer")
 POOLING = ("1_Pooling", "sentence_transformers.models.Pooling")

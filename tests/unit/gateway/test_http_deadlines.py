@@ -8,9 +8,9 @@ import httpx
 import pytest
 from prometheus_client import CollectorRegistry
 
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
 from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to

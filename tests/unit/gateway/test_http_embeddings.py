@@ -16,8 +16,8 @@ from tokenizers import Tokenizer
 
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams
-from spotwise.gateway.embedding_answer import AT_ONCE, finished
-from spotwise.gateway.embedding_model import EmbeddingModel
+from spotwise.gateway.apis.embedding_answer import AT_ONCE, finished
+from spotwise.gateway.generate.embedding_model import EmbeddingModel
 from spotwise.gateway.schema.embeddings import MAX_INPUTS
 from spotwise.http.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of

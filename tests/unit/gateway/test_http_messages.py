@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.gateway.answer_format import Usage
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.choice import ChoiceText
-from spotwise.gateway.messages import plan_message
-from spotwise.gateway.messages_format import MessagesFormat, input_of
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.apis.messages import plan_message
+from spotwise.gateway.apis.messages_format import MessagesFormat, input_of
+from spotwise.gateway.generate.answer_format import Usage
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.choice import ChoiceText
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint
 from spotwise.text.message_reader import MessagePart

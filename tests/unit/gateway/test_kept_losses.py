@@ -15,8 +15,8 @@ import pytest
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.core.requests.request import FinishReason
-from spotwise.gateway.kept_tokens import read_chunks
-from spotwise.gateway.token_saver import TokenSaver
+from spotwise.gateway.resume.kept_tokens import read_chunks
+from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.ports import MessageBus
 from spotwise.text.text import ChatText
 from spotwise.wire import subjects

@@ -18,11 +18,11 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.known_keys import KnownKeys
 from spotwise.gateway.access.quotas import Quotas
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.keeping_limits import KeepingLimits
-from spotwise.gateway.kept_requests import KeptRequests
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.resume.keeping_limits import KeepingLimits
+from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
 from spotwise.text.text import ChatText
 from tests.contracts.waiting import until, until_none

@@ -14,9 +14,9 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import RequestAccepted, RequestAssigned, SubmitRequest, TokenBatch, TokenDelta
 from spotwise.core.requests.request import FinishReason, StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generation import SequenceSpec, TextEndedError
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.generation import SequenceSpec, TextEndedError
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer

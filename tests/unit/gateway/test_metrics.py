@@ -9,9 +9,9 @@ from prometheus_client import CollectorRegistry
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
-from spotwise.gateway.request_series import token_buckets
+from spotwise.gateway.generate.generation import SequenceSpec
+from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
+from spotwise.gateway.generate.request_series import token_buckets
 from tests.unit.gateway.fake_mesh import COMPLETION, MODEL, FakeMesh
 
 

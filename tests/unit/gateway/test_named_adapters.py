@@ -14,11 +14,11 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from spotwise.core.requests.adapter import AdapterRef
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.chat import plan_chat
-from spotwise.gateway.kept_plan import form_of, prompt_hash, restored
-from spotwise.gateway.openapi import api_description
-from spotwise.gateway.plan import GenerationPlan
+from spotwise.gateway.apis.chat import plan_chat
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.resume.kept_plan import form_of, prompt_hash, restored
+from spotwise.gateway.routes.openapi import api_description
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import ApiError
 from spotwise.text.text import ChatText

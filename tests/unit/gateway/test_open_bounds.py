@@ -18,8 +18,8 @@ from spotwise.core.messages.mesh import (
     TokenDelta,
 )
 from spotwise.core.requests.request import FinishReason
-from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.mesh_client import MeshGeneration
+from spotwise.gateway.generate.generation import SequenceSpec
+from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole

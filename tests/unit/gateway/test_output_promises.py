@@ -14,12 +14,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from llguidance import LLTokenizer
 
-from spotwise.engine.grammar_following import allowed_tokens, compiled, consume
-from spotwise.engine.grammar_tokens import grammar_tokenizer
-from spotwise.gateway.output_grammar import grammar_of
+from spotwise.engine.sampling.grammar_following import allowed_tokens, compiled, consume
+from spotwise.engine.sampling.grammar_tokens import grammar_tokenizer
+from spotwise.gateway.generate.output_grammar import grammar_of
+from spotwise.gateway.generate.tool_grammar import MessageGrammar
 from spotwise.gateway.schema.output import OutputFormat, StructuredOutputs
 from spotwise.gateway.schema.tools import Tool
-from spotwise.gateway.tool_grammar import MessageGrammar
 from spotwise.http.errors import ApiError
 from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.core.gateway.commands import Deliver
 from spotwise.core.messages.mesh import TokenDelta
-from spotwise.gateway.mesh_client import MeshGeneration
+from spotwise.gateway.mesh.client import MeshGeneration
 
 RECEIVED_S, FIRST_TOKEN_S, WAITED_S = 100.0, 101.0, 0.25
 

@@ -9,8 +9,8 @@ import pytest
 
 from spotwise.core.requests.request import FinishReason, StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
-from spotwise.gateway.generation import GeneratedTokens, SequenceSpec
-from spotwise.gateway.token_stream import TokenStream
+from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
+from spotwise.gateway.generate.token_stream import TokenStream
 from spotwise.http.errors import GenerationError
 
 

@@ -13,8 +13,8 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from spotwise.gateway.event_stream import EventStream
-from spotwise.gateway.stream_position import StreamPosition
+from spotwise.gateway.generate.event_stream import EventStream
+from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.http.limits import HttpLimits
 from spotwise.text.text import ChatText
 from tests.clients.naive_readers import Events, as_vllm_bench, by_blank_line, by_chunk, by_line

@@ -16,9 +16,9 @@ from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, 
 from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.known_keys import KnownKeys
 from spotwise.gateway.access.quotas import Quotas, _duration
-from spotwise.gateway.api import create_app
-from spotwise.gateway.api_options import ApiOptions
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.routes.app import create_app
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.text.text import ChatText
 from tests.contracts.waiting import until

@@ -46,7 +46,7 @@ async def test_another_gateway_takes_a_stream_over(
     """From the tokens that were saved, which are not computed again; the former gateway's client is told, and its attempt ends.
     All is as in one stream with the same seed: text, tokens, scores.
     """
-    monkeypatch.setattr("spotwise.gateway.mesh_client.SAVE_EVERY_S", 3600.0)  # only the test says when
+    monkeypatch.setattr("spotwise.gateway.mesh.client.SAVE_EVERY_S", 3600.0)  # only the test says when
     async with gateways(text, model_dir) as mesh:
         first, second = await mesh.start("g0"), await mesh.start("g1")
         whole = content(await Client(first, "POST", CHATS, BODY | {"seed": 5}).events())

@@ -15,11 +15,11 @@ from spotwise.core.messages.mesh import CloseRequest, RequestAccepted, SubmitReq
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generation import SequenceSpec
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.generation import SequenceSpec
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.mesh.client import MeshGeneration
+from spotwise.gateway.resume.store_turns import MOST_AT_ONCE
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.gateway.store_turns import MOST_AT_ONCE
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import BusMessage

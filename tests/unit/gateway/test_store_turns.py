@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from spotwise.gateway.store_turns import MOST_AT_ONCE, StoreTurns
+from spotwise.gateway.resume.store_turns import MOST_AT_ONCE, StoreTurns
 
 LIMIT_S = 1.0
 

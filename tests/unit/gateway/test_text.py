@@ -163,7 +163,7 @@ def test_unusable_config_is_refused(model_dir: Path, tmp_path: Path) -> None:
 def test_gateway_never_imports_torch(model_dir: Path) -> None:
     """Loading the whole HTTP layer and a tokenizer leaves torch alone."""
     program = (
-        "import sys, pathlib, spotwise.gateway.api\n"
+        "import sys, pathlib, spotwise.gateway.routes.app\n"
         "from spotwise.text.text import ChatText\n"
         "text = ChatText.load(pathlib.Path(sys.argv[1]))\n"
         "text.template.render([{'role': 'user', 'content': 'Hi'}], True, False)\n"

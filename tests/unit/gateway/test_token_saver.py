@@ -9,8 +9,8 @@ import pytest
 
 from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
-from spotwise.gateway.kept_tokens import read_chunks
-from spotwise.gateway.token_saver import TokenSaver
+from spotwise.gateway.resume.kept_tokens import read_chunks
+from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.wire.codec import encode
 from tests.fakes.memory import MemoryStore

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from spotwise.gateway.generate.tool_grammar import MessageGrammar
 from spotwise.gateway.schema.tools import Tool
-from spotwise.gateway.tool_grammar import MessageGrammar
 from spotwise.text.message_forms import LISTED_CALLS, CallForm, Thinking, message_form
 from spotwise.text.text import ChatText
 

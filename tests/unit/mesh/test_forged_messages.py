@@ -15,8 +15,8 @@ from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.cluster_scheduler.settings import SchedulerSettings
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import KvTarget
-from spotwise.gateway.mesh_client import MeshGeneration
-from spotwise.gateway.metrics import GatewayMetrics
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer

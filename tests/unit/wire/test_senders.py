@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.cluster_scheduler import __main__ as scheduler
 from spotwise.core.messages import mesh as m
-from spotwise.gateway import mesh_client as gateway
+from spotwise.gateway.mesh import client as gateway
 from spotwise.migration_planner import planner
 from spotwise.wire.roles import MeshRole
 from spotwise.wire.senders import SENT_BY, may_send

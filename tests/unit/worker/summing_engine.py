@@ -13,7 +13,7 @@ from spotwise.core.costs.batching import Batch
 from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
-from spotwise.engine.layer_progress import LayersWritten
+from spotwise.engine.model.layer_progress import LayersWritten
 from spotwise.mesh.ports.kv_sections import WholeKv
 from tests.contracts.waiting import PATIENCE_S
 

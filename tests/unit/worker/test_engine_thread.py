@@ -17,8 +17,8 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.host_swap import HostSwap
-from spotwise.engine.loading import EngineConfig
+from spotwise.engine.kv.host_swap import HostSwap
+from spotwise.engine.model.loading import EngineConfig
 from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch

@@ -13,7 +13,7 @@ from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.engine.engine import Engine
-from spotwise.engine.host_swap import HostSwap
+from spotwise.engine.kv.host_swap import HostSwap
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import BusMessage

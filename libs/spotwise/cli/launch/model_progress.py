@@ -7,8 +7,8 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import cache_folder
-from spotwise.engine.errors import ModelError
-from spotwise.engine.model_store import ModelLocation, resolve_model
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.model_store import ModelLocation, resolve_model
 
 
 def resolve_with_progress(reference: str, console: Console) -> ModelLocation:

@@ -38,7 +38,7 @@ from spotwise.cli.worker_values import policy_name
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.scheduling.registry import served_policies
-from spotwise.engine.model_store import DEFAULT_MODEL
+from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 
 def up(

@@ -17,7 +17,7 @@ import orjson
 from spotwise.cli.errors import OptionError
 from spotwise.core.parallel.model_partition import ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.engine.errors import ModelError
+from spotwise.engine.model.errors import ModelError
 from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS
@@ -60,8 +60,8 @@ def parse_model_shape(model: str, warn: Callable[[str], object]) -> ModelShape:
 
 
 def _partition(folder: Path) -> ModelDimensions:
-    from spotwise.engine.loading import EngineConfig  # torch takes seconds to import
-    from spotwise.engine.part_sizes import model_partition
+    from spotwise.engine.model.loading import EngineConfig  # torch takes seconds to import
+    from spotwise.engine.parts.part_sizes import model_partition
 
     return model_partition(EngineConfig(model_dir=folder))
 

@@ -13,9 +13,9 @@ from functools import partial
 
 from spotwise.core.messages.groups import GroupOrder
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.engine.errors import ModelError
-from spotwise.engine.part_sizes import model_shape
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.parts.part_sizes import model_shape
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.grpc.device_control import Report
 from spotwise.mesh.links.group_sockets import GroupSockets
 from spotwise.mesh.ports.ports import MeshError

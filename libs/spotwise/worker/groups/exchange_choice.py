@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupExchange
-from spotwise.engine.exchange import MemoryExchange
+from spotwise.engine.native.exchange import MemoryExchange
 from spotwise.engine.native.library import load_kernels
 from spotwise.mesh.ports.ports import MeshError
 

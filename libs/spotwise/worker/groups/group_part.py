@@ -16,14 +16,14 @@ from spotwise.core.messages.groups import FormGroup, LoadedWeights
 from spotwise.core.messages.members import DevicePlace
 from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.engine.errors import ModelError
-from spotwise.engine.exchange import Exchange, MemoryExchange, SocketExchange
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.kv_size import named_memory_errors
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.kv_size import named_memory_errors
+from spotwise.engine.native.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_flow import WeightFlow
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_flow import WeightFlow
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.grpc.control import GroupTimes
 from spotwise.mesh.links.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.ports.ports import MeshError

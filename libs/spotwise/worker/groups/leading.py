@@ -12,8 +12,8 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.messages.groups import DeviceOffered
 from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.requests.record import KvShare
-from spotwise.engine.errors import ModelError
-from spotwise.engine.part_sizes import PartSizes
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.parts.part_sizes import PartSizes
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView

@@ -11,8 +11,8 @@ from pathlib import Path
 import structlog
 
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
-from spotwise.engine.errors import ModelError
-from spotwise.engine.sketch_folder import write_sketch
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.sketch_folder import write_sketch
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.ports import MeshError, MeshStore
 from spotwise.mesh.ports.weights import WeightTransferError

@@ -15,10 +15,10 @@ from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
-from spotwise.engine.checkpoint import read_checkpoint
-from spotwise.engine.errors import ModelError
-from spotwise.engine.sketch_folder import sketch_of
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.checkpoint import read_checkpoint
+from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.sketch_folder import sketch_of
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.ports import MeshError, MeshStore
 from spotwise.mesh.ports.weights import WeightTransferError

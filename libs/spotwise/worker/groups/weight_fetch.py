@@ -16,7 +16,7 @@ from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.fetch_order import FetchOrder, PanelRequest
 from spotwise.core.weights.inventory import PanelRange, WeightInventory
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.weights import WeightTransferError
 

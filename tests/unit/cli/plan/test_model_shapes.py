@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.plan.model_shapes import named_shapes, parse_model_shape
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.shard import Shard
-from spotwise.engine.sketch import sketch_model
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.sketch import sketch_model
 from tests.unit.engine.tiny_models import llama_config, save_model
 
 CONFIG: dict[str, Any] = {

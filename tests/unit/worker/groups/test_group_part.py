@@ -13,10 +13,10 @@ import pytest
 from spotwise.core.messages.groups import FormGroup, LoadedWeights
 from spotwise.core.messages.reshape import PlannedWeights
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.engine.group_place import GroupPlace
-from spotwise.engine.loading import EngineConfig
-from spotwise.engine.shard import Shard
-from spotwise.engine.weight_store import WeightStore
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.weight_fetch import FetchedWeights

@@ -1,0 +1,229 @@
+"""From bodies to plans, and from plans to responses, of all endpoints that generate."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, Protocol
+
+from starlette.requests import Request
+
+from spotwise.core.access.store_budget import Kind
+from spotwise.core.gateway.kept_request import KeptRequest
+from spotwise.gateway.access.auth import caller_of, caller_scope, key_name
+from spotwise.gateway.access.body_work import BodyWork
+from spotwise.gateway.access.quotas import Continued, Quotas, Reservation
+from spotwise.gateway.apis.chat import ChatFormat, plan_chat
+from spotwise.gateway.apis.completions import CompletionFormat, plan_completion
+from spotwise.gateway.apis.items_format import ItemsFormat
+from spotwise.gateway.apis.messages import plan_message
+from spotwise.gateway.apis.messages_format import MessagesFormat
+from spotwise.gateway.apis.responses import plan_response, previous_response
+from spotwise.gateway.generate.answer import Generate, GenerationResponse, choices_of
+from spotwise.gateway.generate.answer_format import AnswerFormat
+from spotwise.gateway.generate.answer_work import AnswerWork
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.choice import Choice
+from spotwise.gateway.generate.deadlines import deadline_of
+from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody, PlannedSequence
+from spotwise.gateway.generate.score_limits import ScoreRoom
+from spotwise.gateway.generate.stream_position import StreamPosition
+from spotwise.gateway.resume.kept_plan import hash_of_body, prompt_hash
+from spotwise.gateway.resume.stored_responses import (
+    Continuation,
+    StoredResponses,
+    joined,
+    require_bounded,
+    unknown_response,
+)
+from spotwise.gateway.schema.parameters import Endpoint, noted
+from spotwise.http.body import parse_json_object
+from spotwise.http.off_loop import effort_of_size
+from spotwise.http.request_ids import client_request_id, name_request
+from spotwise.text.detokenize import TokenBytes
+from spotwise.text.text import ChatText
+
+#: From a parsed body and the name of its key to a plan.
+PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
+
+#: From a plan and the model's tokens to what writes the answer.
+NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
+
+CHAT, COMPLETIONS, RESPONSES, MESSAGES = (endpoint.value for endpoint in Endpoint)
+_ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
+    CHAT: (plan_chat, ChatFormat),
+    COMPLETIONS: (plan_completion, CompletionFormat),
+    RESPONSES: (plan_response, ItemsFormat),
+    MESSAGES: (plan_message, MessagesFormat),
+}
+
+
+class CountedPlan(Protocol):
+    """What is counted of a request."""
+
+    @property
+    def sequences(self) -> tuple[PlannedSequence, ...]:
+        """What it makes the mesh compute."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its prompts, each counted once."""
+
+
+class Planning:
+    """Plans requests, large ones on another thread; see `create_app` for the arguments.
+
+    Attributes:
+        bodies: reads them.
+        room: for the log-probabilities of answers.
+    """
+
+    def __init__(
+        self,
+        text: ChatText,
+        options: ApiOptions,
+        metrics: GatewayMetrics,
+        quotas: Quotas,
+        bodies: BodyWork,
+        now: Callable[[], float],
+        stored: StoredResponses | None = None,
+    ) -> None:
+        self._text = text
+        self._options = options
+        self._metrics = metrics
+        self._quotas = quotas
+        self._now = now
+        self.bodies = bodies
+        self.room = ScoreRoom(options.max_answer_logprobs)
+        self._stored = stored
+
+    async def plan(self, request: Request, endpoint: str) -> PlannedBody:
+        """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
+        deadline_unix_s = self.admit(request)
+        key, scope = key_name(request), caller_scope(request)
+        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key))
+        if isinstance(read, Continuation):
+            async with self.bodies.counting_refusals(request):
+                body, plan = await self._continued(scope, key, read, len(body))
+        else:
+            plan = read
+        name_request(request, plan.request_id)
+        self._metrics.count_ignored(plan.ignored)
+        plan = replace(plan.named(client_request_id(request)).due_by(deadline_unix_s), scope=scope)
+        return PlannedBody(plan, endpoint, body, body_hash)
+
+    def admit(self, request: Request) -> float | None:
+        """Return the Unix time at which the client of a request gives up, whose body's time counts already.
+
+        Raises:
+            ApiError: 400, the time is wrong; 429, its key had too many requests a moment ago.
+        """
+        deadline_unix_s = deadline_of(request.headers, self._now())
+        self._quotas.require_room(caller_of(request))
+        return deadline_unix_s
+
+    async def reserve(self, request: Request, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
+        """Take what a request needs of its key's limits; see `Quotas.reserve`."""
+        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
+        return await self._quotas.reserve(caller_of(request), plan.prompt_tokens, outputs, continued)
+
+    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
+        """Plan a kept request again; its ids and seeds are new ones."""
+        return await self._plan_body(form.scope, form.endpoint, form.key_name, form.body.encode())
+
+    def response(
+        self,
+        endpoint: str,
+        plan: GenerationPlan,
+        generate: Generate,
+        arrived_s: float,
+        position: StreamPosition | None = None,
+        ended: Callable[[BaseException | None], None] = lambda error: None,
+        headers: Mapping[str, str] | None = None,
+        reservation: Reservation | None = None,
+        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
+        *,
+        outlives_connection: bool = False,
+    ) -> GenerationResponse:
+        """Return the response of a plan; see `GenerationResponse`."""
+        return GenerationResponse(
+            plan,
+            self.answer_format(endpoint, plan),
+            generate,
+            self._text,
+            self._metrics,
+            arrived_s,
+            position,
+            ended,
+            headers,
+            reservation,
+            self._keeping(plan),
+            explained,
+            outlives_connection=outlives_connection,
+            work=self.work_of(plan.scope),
+            room=self.room,
+            silence_s=self._options.stream_keep_alive_s,
+        )
+
+    def work_of(self, scope: str) -> AnswerWork:
+        """Return where an answer of a caller's is written."""
+        return AnswerWork(self.bodies.off_loop, scope)
+
+    def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[bool]] | None:
+        stored = self._stored
+        if stored is None or plan.repeated is None or not plan.repeated.is_stored:
+            return None
+
+        async def keep(body: bytes) -> bool:
+            is_stored = await stored.keep(plan, body)
+            if not is_stored:
+                self._metrics.count_not_kept(Kind.RESPONSES)
+            return is_stored
+
+        return keep
+
+    def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
+        """Return what writes an endpoint's answers."""
+        _, write = _ENDPOINTS[endpoint]
+        return write(plan, self._text.token_bytes)
+
+    def choices(self, plan: GenerationPlan) -> list[Choice]:
+        """Return the choices of a plan, before their first tokens."""
+        return choices_of(plan, self._text)
+
+    def _read(self, endpoint: str, key: str, body: bytearray) -> tuple[GenerationPlan | Continuation, bytes, str]:
+        parsed = parse_json_object(body)
+        body_hash = hash_of_body(endpoint, parsed)
+        if endpoint == RESPONSES and (response_id := previous_response(parsed)) is not None:
+            return Continuation(parsed, response_id), bytes(body), body_hash
+        return self._planned(endpoint, key, parsed), bytes(body), body_hash
+
+    async def _continued(
+        self, scope: str, key: str, read: Continuation, body_bytes: int
+    ) -> tuple[bytes, GenerationPlan]:
+        """Return the body with the conversation that it goes on from, which is no larger than a body, and its plan."""
+        if self._stored is None:
+            raise unknown_response(read.response_id, "previous_response_id")
+        stored = await self._stored.find(scope, read.response_id, "previous_response_id")
+        most_bytes = self.bodies.max_body_bytes
+        require_bounded(len(stored.items) + body_bytes, most_bytes)
+        size_bytes = len(stored.items) + len(stored.body) + body_bytes
+        with self.bodies.holding(scope, size_bytes):
+            effort = effort_of_size(size_bytes)
+            body = await self.bodies.off_loop.run(scope, effort, partial(joined, stored, read, most_bytes))
+            return body, await self._plan_body(scope, RESPONSES, key, body)
+
+    async def _plan_body(self, scope: str, endpoint: str, key: str, body: bytes) -> GenerationPlan:
+        """Plan a body that goes on from no other answer, or has all of that by now."""
+
+        def planned() -> GenerationPlan:
+            return self._planned(endpoint, key, parse_json_object(body))
+
+        return await self.bodies.off_loop.run(scope, effort_of_size(len(body)), planned)
+
+    def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
+        plan_body, _ = _ENDPOINTS[endpoint]
+        plan = plan_body(parsed, self._text, self._options, key)
+        return replace(plan, ignored=noted(plan.ignored), prompt_hash=prompt_hash(plan))

@@ -1,0 +1,74 @@
+"""Limits and names of the API, as the gateway's settings give them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.model_alias import ANY_NAME
+from spotwise.gateway.generate.embedding_model import NO_EMBEDDINGS, EmbeddingModel
+from spotwise.gateway.generate.sampling_defaults import OPENAIS, SamplingDefaults
+from spotwise.gateway.schema.shared import LEAST_PRIORITY
+
+
+@dataclass(frozen=True, slots=True)
+class ApiOptions:
+    """Limits and names of the API.
+
+    Attributes:
+        model_name: the model's name; requests for another, or none of the adapters, are refused.
+        max_body_bytes: largest request body.
+        max_held_bytes: most bytes of request bodies that are read or wait at the same time.
+        cors_origins: origins whose pages may use the API from a browser; `*` is every one.
+        default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
+        shares_prefixes: prompts of different keys share the KV of equal beginnings.
+        sampling: of requests that do not say.
+        least_priority: below which no client may ask for.
+        max_n: most choices a prompt.
+        max_sequences: most sequences a request, prompts times choices.
+        max_logprobs: most alternatives a token.
+        max_answer_logprobs: most log-probabilities of one answer, alternatives included.
+        stream_keep_alive_s: silence after which a stream gets a comment; 0: never.
+        embeddings: what those of the model are.
+        adapters: of the model, which requests may name instead.
+        aliases: further names of the model and of adapters, with what each stands for; see `model_aliases`.
+        stores_responses: responses are found again by their ids, unless they say otherwise.
+    """
+
+    model_name: str
+    max_body_bytes: int = 8 << 20
+    max_held_bytes: int = 128 << 20
+    cors_origins: tuple[str, ...] = ()
+    default_max_tokens: int | None = None
+    shares_prefixes: bool = False
+    sampling: SamplingDefaults = OPENAIS
+    least_priority: int = LEAST_PRIORITY
+    max_n: int = 16
+    max_sequences: int = 256
+    max_logprobs: int = 20
+    max_answer_logprobs: int = 1_000_000
+    stream_keep_alive_s: float = 15.0
+    embeddings: EmbeddingModel = NO_EMBEDDINGS
+    stores_responses: bool = False
+    adapters: tuple[AdapterRef, ...] = ()
+    aliases: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def served(self) -> tuple[str, ...]:
+        """The name of the model, then those of its adapters."""
+        return self.model_name, *(adapter.name for adapter in self.adapters)
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """What requests may give as their model, as far as it can be listed: what is served, then its aliases."""
+        return *self.served, *(name for name in self.aliases if name != ANY_NAME)
+
+    def resolved(self, name: str) -> str | None:
+        """Return what a name stands for, the model or one of its adapters; `None`: it is unknown."""
+        return name if name in self.served else self.aliases.get(name, self.aliases.get(ANY_NAME))
+
+    def adapter(self, name: str) -> AdapterRef | None:
+        """Return the adapter that a name stands for; `None`: it is the model's own, or unknown."""
+        model = self.resolved(name)
+        return next((adapter for adapter in self.adapters if adapter.name == model), None)

@@ -1,0 +1,86 @@
+"""What keeping requests needs of the mesh and of its store."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from starlette.requests import Request
+
+from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
+from spotwise.core.messages.members import Member
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.gateway.access.quotas import Continued, Reservation
+from spotwise.gateway.generate.answer import Generate, GenerationResponse
+from spotwise.gateway.generate.answer_work import AnswerWork
+from spotwise.gateway.generate.generation import Generation
+from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.stream_position import StreamPosition
+from spotwise.mesh.ports.requests import KeptRequestStore
+
+
+class KeepingGeneration(Generation, Protocol):
+    """A mesh that saves the tokens of kept requests; `is_leaving` once this process ends."""
+
+    @property
+    def is_leaving(self) -> bool:
+        """Whether what is cancelled here goes on elsewhere."""
+
+    async def save(self, *choice_ids: str) -> None:
+        """Save now what is not saved yet; raises `MeshError`."""
+
+    def step_down(self, choice_id: str) -> None:
+        """End a choice here: it has another owner."""
+
+    def close(self, choice_id: str, epoch: int) -> None:
+        """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
+
+    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
+        """Remember the tokens of choices no longer, which their owner has saved."""
+
+    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
+        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
+        they are to be.
+        """
+
+    def attempts(self, choice_ids: Iterable[str]) -> Mapping[str, KeptAttempt]:
+        """Return the attempts of those choices that run here and were submitted."""
+
+
+class KeepingStore(KeptRequestStore, Protocol):
+    """The store, with the ledgers and the registrations."""
+
+    async def get_ledger(self, choice_id: str) -> list[LedgerEntry]:
+        """Return a request's ledger in order of time; empty where there is none."""
+
+    async def registered(self, member_ids: Sequence[str]) -> list[Member]:
+        """Return those of some members that are registered."""
+
+
+class RequestPlanner(Protocol):
+    """Plans requests, and makes their answers."""
+
+    async def reserve(self, request: Request, plan: GenerationPlan, continued: Continued | None = None) -> Reservation:
+        """Take what a request needs of its key's limits; raises `ApiError`, a 429."""
+
+    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
+        """Plan a kept request again; its ids and seeds are new ones."""
+
+    def work_of(self, scope: str) -> AnswerWork:
+        """Return where an answer of a caller's is written."""
+
+    def response(
+        self,
+        endpoint: str,
+        plan: GenerationPlan,
+        generate: Generate,
+        arrived_s: float,
+        position: StreamPosition | None = None,
+        ended: Callable[[BaseException | None], None] = ...,
+        headers: Mapping[str, str] | None = None,
+        reservation: Reservation | None = None,
+        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
+        *,
+        outlives_connection: bool = False,
+    ) -> GenerationResponse:
+        """Return the response of a plan; see `GenerationResponse`."""

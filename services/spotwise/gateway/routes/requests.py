@@ -1,0 +1,149 @@
+"""`/v1/requests/{id}`: the state of a request, its stream from an event on, and its end at the caller's wish."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from spotwise.core.gateway.kept_request import KeptState
+from spotwise.core.messages.mesh import LedgerEntry
+from spotwise.gateway.access.auth import READING
+from spotwise.gateway.apis.planning import Planning
+from spotwise.gateway.generate.answer import usage_of
+from spotwise.gateway.generate.answer_format import AnswerFormat
+from spotwise.gateway.generate.answer_work import parts_of
+from spotwise.gateway.generate.choice import Choice
+from spotwise.gateway.generate.generation import EarlierTokens
+from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.generate.token_stream import saved
+from spotwise.gateway.resume.kept_plan import restored
+from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.kept_tokens import read_chunks
+from spotwise.http.errors import GenerationError
+from spotwise.http.json_parts import PartsResponse
+from spotwise.http.late_answers import LateAnswer
+from spotwise.http.off_loop import effort_of_kept
+
+
+def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:
+    """Add the routes to the API."""
+
+    @app.api_route("/v1/requests/{request_id}", methods=[*READING])
+    async def get_request(request: Request, request_id: str) -> Response:
+        # A HEAD takes no stream from its connection.
+        if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
+            return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
+        return await _described(kept, planning, await kept.state(request, request_id))
+
+    @app.delete("/v1/requests/{request_id}")
+    async def cancel_request(request: Request, request_id: str) -> Response:
+        await kept.cancel(request, request_id)
+        return await _described(kept, planning, await kept.state(request, request_id))
+
+
+async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> Response:
+    form = state.request
+    plan = restored(await planning.plan_again(form), form)
+    return LateAnswer(_Description(planning, state, plan, await kept.ledger(form)))
+
+
+class _Description(Response):
+    """What is known of a request, its whole answer included.
+
+    Args:
+        planning: from bodies to answers.
+        state: what is kept of it.
+        plan: of it.
+        ledger: of it, in order of time.
+    """
+
+    def __init__(
+        self, planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+    ) -> None:
+        super().__init__()
+        self._planning = planning
+        self._state = state
+        self._plan = plan
+        self._ledger = ledger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Write and send it; see the ASGI specification."""
+        planning, state, of_whom = self._planning, self._state, self._plan.scope
+        effort = effort_of_kept(sum(map(len, state.chunks)))
+        described = partial(_description, planning, state, self._plan, self._ledger)
+        with planning.room.taken(of_whom, self._plan.scores):
+            parts = await planning.bodies.off_loop.run(of_whom, effort, described)
+            await PartsResponse(parts)(scope, receive, send)
+
+
+def _description(
+    planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+) -> list[bytes]:
+    """Return what is known of a request, in parts; work for a thread where much is kept of it."""
+    form, ending = state.request, state.ending
+    earlier = read_chunks(state.chunks, len(plan.sequences))
+    choices = planning.choices(plan)
+    answer = planning.answer_format(form.endpoint, plan)
+    reasons = [
+        _replay(index, *each, answer) for index, each in enumerate(zip(plan.sequences, choices, earlier, strict=True))
+    ]
+    body: dict[str, Any] = {
+        "id": form.request_id,
+        "object": "request",
+        "endpoint": form.endpoint,
+        "created": form.created_unix_s,
+        "resumable": form.is_resumable,
+        "state": _running_state(earlier, ledger) if ending is None else ending.state,
+        "choices": [
+            {
+                "index": index,
+                "output_tokens": choice.output_tokens,
+                "attempts": _attempts(sequence.choice_id, state, ledger),
+                "finish_reason": reason,
+            }
+            for index, (sequence, choice, reason) in enumerate(zip(plan.sequences, choices, reasons, strict=True))
+        ],
+        "error": None,
+    }
+    if ending is not None and ending.state == "failed":
+        body["error"] = {"message": ending.message, "code": ending.code}
+    is_finished = ending is not None and ending.state == "finished"
+    response = answer.whole(usage_of(plan, choices)) if is_finished else [b"null"]
+    return [orjson.dumps(body)[:-1], b',"response":', *response, b"}"]
+
+
+def _replay(
+    index: int, sequence: PlannedSequence, choice: Choice, earlier: EarlierTokens, answer: AnswerFormat
+) -> str | None:
+    """Add the tokens of a choice to an answer; return how the choice ended."""
+    reason = None
+    if (tokens := saved(sequence.choice_id, earlier)) is not None:
+        with suppress(GenerationError):  # it failed; the ending says so
+            for part in parts_of(tokens):
+                for piece in choice.pieces(part, by_token=answer.BY_TOKEN):
+                    answer.collect(index, piece)
+                    reason = piece.finish_reason
+                if reason is not None:
+                    break
+    return reason
+
+
+def _running_state(earlier: Sequence[EarlierTokens], ledger: Sequence[LedgerEntry]) -> str:
+    if any(each.deltas for each in earlier):
+        return "decoding"
+    return "prefilling" if any(entry.stage == "assigned" for entry in ledger) else "queued"
+
+
+def _attempts(choice_id: str, state: KeptState, ledger: Sequence[LedgerEntry]) -> int:
+    epochs = [entry.epoch for entry in ledger if entry.choice_id == choice_id]
+    latest = state.attempts.get(choice_id)
+    return max([0 if latest is None else latest.epoch, *epochs])

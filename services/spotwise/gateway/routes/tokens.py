@@ -1,0 +1,72 @@
+"""`POST /tokenize` and `/detokenize`: a text's tokens as the model reads them, and tokens' text."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import orjson
+from fastapi import FastAPI
+from starlette.requests import Request
+from starlette.responses import Response
+
+from spotwise.gateway.access.body_work import BodyWork
+from spotwise.gateway.apis.chat import chat_token_ids
+from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.plan import require_model
+from spotwise.gateway.generate.plan_sampling import check_token_ids
+from spotwise.gateway.generate.prompt_limits import prompt_too_long
+from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.schema.tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
+from spotwise.http.body import parse_json_object
+from spotwise.text.prompt_encoder import PromptTooLongError
+from spotwise.text.text import ChatText
+
+
+def add_token_routes(app: FastAPI, text: ChatText, options: ApiOptions, bodies: BodyWork) -> None:
+    """Add the routes to the API."""
+
+    async def answer(request: Request, answered: Callable[[ChatText, ApiOptions, bytearray], bytes]) -> Response:
+        body = await bodies.counted(request, partial(answered, text, options))
+        return Response(body, media_type="application/json")
+
+    @app.post("/tokenize")
+    async def tokenize(request: Request) -> Response:
+        return await answer(request, _tokenized)
+
+    @app.post("/detokenize")
+    async def detokenize(request: Request) -> Response:
+        return await answer(request, _detokenized)
+
+
+def _tokenized(text: ChatText, options: ApiOptions, body: bytearray) -> bytes:
+    request = parse_tokenize(parse_json_object(body))
+    _require_model(request.model, options)
+    token_ids = _token_ids(request, text)
+    answer: dict[str, Any] = {"count": len(token_ids), "max_model_len": text.context_length, "tokens": token_ids}
+    answer["token_strs"] = text.spelled(token_ids) if request.return_token_strs else None
+    return orjson.dumps(answer)
+
+
+def _token_ids(request: TokenizePrompt | TokenizeChat, text: ChatText) -> tuple[int, ...]:
+    if isinstance(request, TokenizeChat):
+        return chat_token_ids(
+            request, text, add_special_tokens=request.add_special_tokens or False, tools=request.tools or ()
+        )
+    try:
+        return text.encode(request.prompt, add_special_tokens=request.add_special_tokens is not False)
+    except PromptTooLongError as error:
+        raise prompt_too_long("prompt", text.context_length, error.at_least_tokens) from error
+
+
+def _detokenized(text: ChatText, options: ApiOptions, body: bytearray) -> bytes:
+    request = parse_body(DetokenizeRequest, parse_json_object(body))
+    _require_model(request.model, options)
+    check_token_ids("tokens", request.tokens, text.vocab_size)
+    return orjson.dumps({"prompt": text.decode(request.tokens, skip_special_tokens=False)})
+
+
+def _require_model(name: str | None, options: ApiOptions) -> None:
+    if name is not None:
+        require_model(name, options)
