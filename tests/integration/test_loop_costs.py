@@ -26,7 +26,7 @@ from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
 from spotwise.mesh.process.garbage import collect_little_at_once
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.grown_bodies import Growth, growths
 from tests.loop_gaps import gap_of, gaps
 from tests.unit.gateway.access import open_to

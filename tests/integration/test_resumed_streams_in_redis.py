@@ -12,7 +12,7 @@ import pytest
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import MessageBus
 from spotwise.mesh.redis.store import RedisStore
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until, until_none
 from tests.unit.gateway.conftest import model_dir as model_dir
 from tests.unit.gateway.conftest import text as text

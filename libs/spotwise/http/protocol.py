@@ -20,21 +20,22 @@ from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
+from spotwise.http.answer_frames import CycleAnswers, WriteDeadline, close_unasked, unchunk
 from spotwise.http.cuts import MessageCuts
-from spotwise.http.cycle_answers import CycleAnswers, close_unasked, unchunk
 from spotwise.http.errors import ApiError
-from spotwise.http.head import body_length, is_request_line, origin_form
-from spotwise.http.limits import REFUSED_SHARE, HttpLimits, Places
-from spotwise.http.refusals import (
+from spotwise.http.head import (
+    body_length,
     headers_too_large,
     invalid_http,
+    is_request_line,
+    origin_form,
     too_many_connections,
     too_many_headers,
     too_slow,
     unknown_method,
     written,
 )
-from spotwise.http.write_deadline import WriteDeadline
+from spotwise.http.limits import REFUSED_SHARE, HttpLimits, Places
 
 #: Headers with the length of a body.
 _FRAMING = (b"content-length", b"transfer-encoding")

@@ -14,10 +14,9 @@ from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import ModelError
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import OPENAIS, ApiOptions, SamplingDefaults, published_defaults
 from spotwise.gateway.generate.embedding_model import EmbeddingModel, read_embedding_model
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.sampling_defaults import OPENAIS, SamplingDefaults, published_defaults
 from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.mesh.store_watch import StoreWatch
 from spotwise.gateway.open_access import open_access
@@ -32,7 +31,7 @@ from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.garbage import collect_little_at_once, give_back_freed_memory, keep_little_freed_memory
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.run import run_service
-from spotwise.text.text import ChatText, ModelTextError
+from spotwise.text.chat_text import ChatText, ModelTextError
 
 #: After so long a thread leaves the interpreter to the event loop, which asks for it with each event: Python's default of 5 ms,
 #: for each of a few busy threads, would add up to tenths of a second in an iteration of the loop.

@@ -16,7 +16,7 @@ from spotwise.core.requests.model_alias import model_aliases
 from spotwise.core.requests.sampling import Pooling
 from spotwise.gateway.access.auth import ApiKey, parse_api_keys
 from spotwise.gateway.mesh.attempt_orders import SubmissionTerms
-from spotwise.gateway.resume.keeping_limits import KeepingLimits
+from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.schema.shared import LEAST_PRIORITY
 from spotwise.http.limits import HttpLimits, within_open_files
 from spotwise.mesh.service.settings import ModelServiceSettings

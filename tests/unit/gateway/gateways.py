@@ -31,7 +31,7 @@ from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import BusMessage, MeshStore, MessageBus
 from spotwise.mesh.service.host import ServiceHost
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole

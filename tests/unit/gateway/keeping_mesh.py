@@ -21,13 +21,13 @@ from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.token_stream import saved
-from spotwise.gateway.resume.keeping_limits import KeepingLimits
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.resume.stored_responses import StoredResponses
 from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.fakes.memory import MemoryStore
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled

@@ -26,10 +26,9 @@ from spotwise.gateway.generate.answer_work import (
 )
 from spotwise.gateway.generate.choice import Choice, ChoiceText
 from spotwise.gateway.generate.generation import GeneratedTokens
-from spotwise.gateway.resume import kept_tokens
-from spotwise.http.loop_turns import AT_ONCE
-from spotwise.http.off_loop import OffLoop
-from spotwise.text.text import ChatText
+from spotwise.gateway.resume import kept_forms as kept_tokens
+from spotwise.http.event_loop import AT_ONCE, OffLoop
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app

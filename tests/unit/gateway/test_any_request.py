@@ -24,7 +24,7 @@ from spotwise.gateway.schema.completions import CompletionRequest
 from spotwise.gateway.schema.embeddings import EmbeddingRequest
 from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema.responses import ResponsesRequest
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 

@@ -11,7 +11,7 @@ from schemathesis import BaseSchema, GenerationMode
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.fakes.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says
 from tests.unit.gateway.access import open_to

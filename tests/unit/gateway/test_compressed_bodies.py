@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.http.content_coding import PIECE_BYTES, Gunzip
+from spotwise.http.body import PIECE_BYTES, Gunzip
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE
 
 GZIP = {"Content-Encoding": "gzip", "Content-Type": "application/json"}

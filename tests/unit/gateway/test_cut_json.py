@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import pytest
 
+from spotwise.gateway.generate.choice import WrittenJson
 from spotwise.text.message_reader import MessagePart
-from spotwise.text.written_json import WrittenJson
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from spotwise.text.chat_text import ChatText
 from spotwise.text.detokenize import Detokenizer, TokenBytes
-from spotwise.text.text import ChatText
 
 Encode = Callable[[str], list[int]]
 

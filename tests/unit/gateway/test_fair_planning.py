@@ -12,8 +12,8 @@ import pytest
 from fastapi import FastAPI
 
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.http.off_loop import INLINE_BYTES
-from spotwise.text.text import ChatText
+from spotwise.http.event_loop import INLINE_BYTES
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.fake_mesh import CHAT
 

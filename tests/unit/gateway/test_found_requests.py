@@ -10,7 +10,7 @@ import pytest
 
 from spotwise.gateway.access.auth import parse_api_keys
 from spotwise.http.errors import GenerationError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app

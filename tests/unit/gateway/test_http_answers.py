@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from spotwise.http.errors import GenerationError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 
 Encode = Callable[[str], list[int]]

@@ -18,12 +18,12 @@ from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.schema.completions import CompletionRequest
 from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.responses import ResponsesRequest
-from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.gateway.schema.shared import StrictBody
+from spotwise.text.chat_text import ChatText
 from spotwise.text.control_tokens import ControlTokens
+from spotwise.text.message_texts import render_with_calls
 from spotwise.text.prompt_encoder import PromptEncoder
 from spotwise.text.stop_strings import StopTables
-from spotwise.text.text import ChatText
-from spotwise.text.tool_calls import render_with_calls
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 

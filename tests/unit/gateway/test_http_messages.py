@@ -19,15 +19,15 @@ from prometheus_client import CollectorRegistry
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.apis.messages import plan_message
 from spotwise.gateway.apis.messages_format import MessagesFormat, input_of
-from spotwise.gateway.generate.answer_format import Usage
+from spotwise.gateway.generate.answer_work import Usage
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import ChoiceText
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint
+from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessagePart
-from spotwise.text.text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app, parsed

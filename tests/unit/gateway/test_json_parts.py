@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.types import Message
 
-from spotwise.http.json_parts import JsonList, PartsResponse, json_parts
+from spotwise.http.json_text import JsonList, PartsResponse, json_parts
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.http import json_shape
-from spotwise.http.json_shape import JsonTooComplexError, require_bounded_json
+from spotwise.http import json_text as json_shape
+from spotwise.http.json_text import JsonTooComplexError, require_bounded_json
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\n é'), max_size=6)
 VALUES = st.recursive(

@@ -15,10 +15,10 @@ import pytest
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.core.requests.request import FinishReason
-from spotwise.gateway.resume.kept_tokens import read_chunks
+from spotwise.gateway.resume.kept_forms import read_chunks
 from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.ports import MessageBus
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole

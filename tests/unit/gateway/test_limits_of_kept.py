@@ -20,11 +20,11 @@ from spotwise.gateway.access.known_keys import KnownKeys
 from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.resume.keeping_limits import KeepingLimits
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.fakes.memory_keys import MemoryKeys

@@ -12,7 +12,7 @@ from anthropic import AsyncAnthropic
 from fastapi import FastAPI
 
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 
 Encode = Callable[[str], list[int]]

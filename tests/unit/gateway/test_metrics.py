@@ -10,8 +10,7 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generate.generation import SequenceSpec
-from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics
-from spotwise.gateway.generate.request_series import token_buckets
+from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics, token_buckets
 from tests.unit.gateway.fake_mesh import COMPLETION, MODEL, FakeMesh
 
 

@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 
 from spotwise.http.limits import HttpLimits
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.clients.naive_readers import Events, Reader, as_vllm_bench, by_blank_line, by_chunk, by_line, post
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE
 from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app

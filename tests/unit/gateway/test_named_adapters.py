@@ -17,11 +17,11 @@ from spotwise.core.requests.adapter import AdapterRef
 from spotwise.gateway.apis.chat import plan_chat
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.plan import GenerationPlan
-from spotwise.gateway.resume.kept_plan import form_of, prompt_hash, restored
+from spotwise.gateway.resume.kept_forms import form_of, prompt_hash, restored
 from spotwise.gateway.routes.openapi import api_description
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import ApiError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 ADAPTERS = (AdapterRef("law", "11"), AdapterRef("acme/poems", "22"))

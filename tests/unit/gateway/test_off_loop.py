@@ -10,8 +10,7 @@ from functools import partial
 import pytest
 
 from spotwise.http.errors import ApiError
-from spotwise.http.loop_turns import AT_ONCE
-from spotwise.http.off_loop import INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
+from spotwise.http.event_loop import AT_ONCE, INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
 from tests.contracts.waiting import PATIENCE_S
 
 

@@ -16,12 +16,11 @@ from llguidance import LLTokenizer
 
 from spotwise.engine.sampling.grammar_following import allowed_tokens, compiled, consume
 from spotwise.engine.sampling.grammar_tokens import grammar_tokenizer
-from spotwise.gateway.generate.output_grammar import grammar_of
-from spotwise.gateway.generate.tool_grammar import MessageGrammar
-from spotwise.gateway.schema.output import OutputFormat, StructuredOutputs
+from spotwise.gateway.generate.output_grammar import MessageGrammar, grammar_of
+from spotwise.gateway.schema.shared import OutputFormat, StructuredOutputs
 from spotwise.gateway.schema.tools import Tool
 from spotwise.http.errors import ApiError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT
 
 CONTROL = ("<s>", "<|im_start|>", "<|im_end|>")

@@ -13,10 +13,9 @@ import pytest
 from fastapi import FastAPI
 from starlette.types import Message
 
-from spotwise.gateway.generate.event_stream import EventStream
-from spotwise.gateway.generate.stream_position import StreamPosition
+from spotwise.gateway.generate.stream_position import EventStream, StreamPosition
 from spotwise.http.limits import HttpLimits
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.clients.naive_readers import Events, as_vllm_bench, by_blank_line, by_chunk, by_line
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, RESPONSE, FakeMesh

@@ -20,7 +20,7 @@ from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import FakeClock
 from tests.fakes.memory_keys import MemoryKeys

@@ -13,7 +13,7 @@ import pytest
 from spotwise.core.messages.mesh import LedgerEntry, TokenBatch, TokenDelta
 from spotwise.core.requests.request import FinishReason
 from spotwise.mesh.ports.ports import MessageBus
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from spotwise.wire.roles import MeshRole

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.core.gateway.kept_request import process_of
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from spotwise.gateway.generate.sampling_defaults import SamplingDefaults, published_defaults
+from spotwise.gateway.generate.api_options import SamplingDefaults, published_defaults
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
 
 PUBLISHED: dict[str, Any] = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}

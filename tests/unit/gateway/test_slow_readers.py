@@ -11,7 +11,7 @@ import pytest
 from starlette.types import Message
 
 from spotwise.mesh.ports.ports import MessageBus
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT

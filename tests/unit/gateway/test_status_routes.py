@@ -11,7 +11,7 @@ from fastapi import FastAPI
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.limits import HttpLimits
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening

@@ -19,10 +19,9 @@ from spotwise.core.messages.mesh import RejectCode, RequestRejected
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generate.addresses import without_addresses
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.mesh.client import MeshGeneration
+from spotwise.gateway.mesh.client import MeshGeneration, without_addresses
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import GenerationError
 from spotwise.mesh.embedded.servers import LOOPBACK

@@ -15,7 +15,7 @@ from spotwise.core.access.store_budget import RoomVerdict, StoreBudget
 from spotwise.core.gateway.stored_response import StoredResponse
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE

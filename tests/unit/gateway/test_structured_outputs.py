@@ -13,8 +13,8 @@ import httpx
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
+from spotwise.text.chat_text import ChatText
 from spotwise.text.grammar_check import GrammarCheck
-from spotwise.text.text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

@@ -13,8 +13,8 @@ import pytest
 from transformers import Gemma3TextConfig
 
 from spotwise.text.chat_template import ChatTemplateError
+from spotwise.text.chat_text import ChatText, ModelTextError
 from spotwise.text.prompt_encoder import PromptEncoder, PromptTooLongError
-from spotwise.text.text import ChatText, ModelTextError
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
 
 Encode = Callable[[str], list[int]]
@@ -164,7 +164,7 @@ def test_gateway_never_imports_torch(model_dir: Path) -> None:
     """Loading the whole HTTP layer and a tokenizer leaves torch alone."""
     program = (
         "import sys, pathlib, spotwise.gateway.routes.app\n"
-        "from spotwise.text.text import ChatText\n"
+        "from spotwise.text.chat_text import ChatText\n"
         "text = ChatText.load(pathlib.Path(sys.argv[1]))\n"
         "text.template.render([{'role': 'user', 'content': 'Hi'}], True, False)\n"
         "assert not [name for name in sys.modules if name.split('.')[0] == 'torch']\n"

@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.core.gateway.kept_request import KeptTokens, SavedTokens
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
-from spotwise.gateway.resume.kept_tokens import read_chunks
+from spotwise.gateway.resume.kept_forms import read_chunks
 from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.wire.codec import encode

@@ -15,7 +15,7 @@ from prometheus_client import CollectorRegistry
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from llguidance import LLMatcher, LLTokenizer
 
-from spotwise.gateway.generate.tool_grammar import MessageGrammar
+from spotwise.gateway.generate.output_grammar import MessageGrammar
 from spotwise.gateway.schema.tools import Tool
+from spotwise.text.chat_text import ChatText
 from spotwise.text.message_forms import LISTED_CALLS, CallForm, Thinking, message_form
-from spotwise.text.text import ChatText
 
 CITY: dict[str, Any] = {
     "type": "object",

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from spotwise.text import truncation
-from spotwise.text.truncation import Truncation
+from spotwise.text import prompt_encoder as truncation
+from spotwise.text.prompt_encoder import Truncation
 from tests.unit.gateway.conftest import SENTENCES
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
 

@@ -16,7 +16,7 @@ from spotwise.gateway.access.auth import caller_of, caller_scope
 from spotwise.gateway.access.quotas import Quotas
 from spotwise.http.body import BodyReader
 from spotwise.http.errors import ApiError
-from spotwise.http.off_loop import Effort, OffLoop, effort_of_size
+from spotwise.http.event_loop import Effort, OffLoop, effort_of_size
 from spotwise.http.sse import run_unless_left
 from spotwise.mesh.process.long_work import LongWorkError
 

@@ -19,7 +19,7 @@ import structlog
 from spotwise.core.access.keys import KeyRecord, digest_of, is_secret, requires_key
 from spotwise.gateway.access.auth import ApiKey, Caller
 from spotwise.http.errors import ApiError
-from spotwise.http.patience import patience
+from spotwise.http.event_loop import patience
 from spotwise.mesh.ports.keys import KeyRing, KeyStore
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.clock import MemberClock

@@ -16,21 +16,19 @@ from spotwise.gateway.generate.plan import (
     require_logprobs,
     require_model,
 )
-from spotwise.gateway.generate.prompt_limits import prompt_too_long, truncation_of
+from spotwise.gateway.generate.prompts import prompt_too_long, truncation_of
 from spotwise.gateway.schema.chat import ChatPrompt, ChatRequest
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in
 from spotwise.gateway.schema.shared import parse_request
 from spotwise.gateway.schema.tools import Tool
 from spotwise.http.errors import bad_request
 from spotwise.http.sse import event
-from spotwise.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError
+from spotwise.text.chat_template import RESERVED_TEMPLATE_VARIABLES, ChatTemplateError, wished_variables
+from spotwise.text.chat_text import ChatText
 from spotwise.text.control_tokens import TooManyMarksError
 from spotwise.text.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.text.message_reader import MessagePart, calls_of
-from spotwise.text.prompt_encoder import PromptTooLongError
-from spotwise.text.template_wishes import wished_variables
-from spotwise.text.text import ChatText
-from spotwise.text.truncation import Truncation
+from spotwise.text.prompt_encoder import PromptTooLongError, Truncation
 
 
 def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:

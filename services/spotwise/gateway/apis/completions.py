@@ -15,16 +15,14 @@ from spotwise.gateway.generate.plan import (
     require_logprobs,
     require_model,
 )
-from spotwise.gateway.generate.prompt_limits import prompt_too_long, require_choices, truncation_of
-from spotwise.gateway.generate.prompt_tokens import prompt_tokens
-from spotwise.gateway.schema.completions import CompletionRequest
+from spotwise.gateway.generate.prompts import prompt_tokens, prompt_too_long, require_choices, truncation_of
+from spotwise.gateway.schema.completions import CompletionRequest, Prompt, num_prompts, prompts_of
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in
-from spotwise.gateway.schema.prompts import Prompt, num_prompts, prompts_of
 from spotwise.gateway.schema.shared import parse_request
 from spotwise.http.errors import bad_request
+from spotwise.text.chat_text import ChatText
 from spotwise.text.detokenize import LEAST_LOGPROB
-from spotwise.text.text import ChatText
-from spotwise.text.truncation import Truncation
+from spotwise.text.prompt_encoder import Truncation
 
 #: OpenAI's documented default of this endpoint, and vLLM's.
 DEFAULT_MAX_TOKENS = 16

@@ -25,7 +25,7 @@ from spotwise.gateway.generate.answer import Generate
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.plan import PlannedSequence
 from spotwise.http.errors import GenerationError
-from spotwise.http.json_parts import PartsResponse
+from spotwise.http.json_text import PartsResponse
 from spotwise.http.sse import interleave, run_while_connected
 
 #: Inputs of one request that the mesh has at a time.

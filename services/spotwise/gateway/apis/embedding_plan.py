@@ -15,13 +15,12 @@ from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.embedding_model import MATRYOSHKA_SETTING, POOLING_SETTING, EmbeddingModel
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.generate.plan import PlannedSequence, PromptTokens, require_model, require_priority
-from spotwise.gateway.generate.prompt_limits import prompt_too_long, truncation_of
-from spotwise.gateway.generate.prompt_tokens import prompt_tokens
+from spotwise.gateway.generate.prompts import prompt_tokens, prompt_too_long, truncation_of
+from spotwise.gateway.schema.completions import num_prompts, prompts_of
 from spotwise.gateway.schema.embeddings import MAX_INPUTS, EmbeddingRequest, parse_embeddings
-from spotwise.gateway.schema.prompts import num_prompts, prompts_of
 from spotwise.http.errors import bad_request
-from spotwise.text.text import ChatText
-from spotwise.text.truncation import Truncation
+from spotwise.text.chat_text import ChatText
+from spotwise.text.prompt_encoder import Truncation
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ import orjson
 
 from spotwise.gateway.apis.chat import chat_logprobs
 from spotwise.gateway.apis.response_tools import action_of_call, input_of_call
-from spotwise.gateway.generate.answer_format import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
 from spotwise.gateway.generate.choice import ChoiceText
 from spotwise.gateway.generate.plan import GenerationPlan
 from spotwise.gateway.schema.response_tools import CalledTool

@@ -30,10 +30,10 @@ from spotwise.gateway.schema.messages import (
     UnreadBlock,
 )
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in, refuse_unsupported
-from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.schema.shared import parse_body
 from spotwise.http.errors import bad_request
-from spotwise.text.template_wishes import takes_effort, thinking_variables
-from spotwise.text.text import ChatText
+from spotwise.text.chat_template import takes_effort, thinking_variables
+from spotwise.text.chat_text import ChatText
 
 Parsed = TypeVar("Parsed", bound=MessagesPrompt)
 

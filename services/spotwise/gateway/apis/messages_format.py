@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import orjson
 from pydantic_core import from_json
 
-from spotwise.gateway.generate.answer_format import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
 from spotwise.gateway.generate.choice import ChoiceText
 from spotwise.gateway.generate.plan import GenerationPlan
 from spotwise.http.errors import ApiError

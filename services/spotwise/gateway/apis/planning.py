@@ -1,12 +1,20 @@
-"""From bodies to plans, and from plans to responses, of all endpoints that generate."""
+"""From bodies to plans, and from plans to responses, of all endpoints that generate.
+
+`X-Request-Timeout`, seconds from the request's arrival at the gateway.
+
+`X-Stainless-Read-Timeout`, which OpenAI's clients send by themselves, is none: it bounds the silence between two events of a
+stream, and not the answer. A client that gives up for it disconnects, which cancels its request anyway.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, Protocol
 
+from starlette.datastructures import Headers
 from starlette.requests import Request
 
 from spotwise.core.access.store_budget import Kind
@@ -21,16 +29,14 @@ from spotwise.gateway.apis.messages import plan_message
 from spotwise.gateway.apis.messages_format import MessagesFormat
 from spotwise.gateway.apis.responses import plan_response, previous_response
 from spotwise.gateway.generate.answer import Generate, GenerationResponse, choices_of
-from spotwise.gateway.generate.answer_format import AnswerFormat
-from spotwise.gateway.generate.answer_work import AnswerWork
+from spotwise.gateway.generate.answer_work import AnswerFormat, AnswerWork
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import Choice
-from spotwise.gateway.generate.deadlines import deadline_of
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody, PlannedSequence
 from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.generate.stream_position import StreamPosition
-from spotwise.gateway.resume.kept_plan import hash_of_body, prompt_hash
+from spotwise.gateway.resume.kept_forms import hash_of_body, prompt_hash
 from spotwise.gateway.resume.stored_responses import (
     Continuation,
     StoredResponses,
@@ -40,10 +46,35 @@ from spotwise.gateway.resume.stored_responses import (
 )
 from spotwise.gateway.schema.parameters import Endpoint, noted
 from spotwise.http.body import parse_json_object
-from spotwise.http.off_loop import effort_of_size
+from spotwise.http.errors import bad_request
+from spotwise.http.event_loop import effort_of_size
 from spotwise.http.request_ids import client_request_id, name_request
+from spotwise.text.chat_text import ChatText
 from spotwise.text.detokenize import TokenBytes
-from spotwise.text.text import ChatText
+
+HEADER = "x-request-timeout"
+#: Nine digits: thirty years.
+_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+
+
+def deadline_of(headers: Headers, arrived_unix_s: float) -> float | None:
+    """Return the Unix time at which a request's client gives up; `None` without the header.
+
+    Raises:
+        ApiError: 400, the header is no positive number of seconds, or there are several.
+    """
+    given = headers.getlist(HEADER)
+    if not given:
+        return None
+    seconds = float(given[0]) if len(given) == 1 and _SECONDS.fullmatch(given[0].strip()) else 0.0
+    if seconds <= 0.0:
+        raise bad_request(
+            f"Invalid value for the header '{HEADER}': must be one positive number of seconds, such as 30 or 2.5.",
+            HEADER,
+            "invalid_value",
+        )
+    return arrived_unix_s + seconds
+
 
 #: From a parsed body and the name of its key to a plan.
 PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]

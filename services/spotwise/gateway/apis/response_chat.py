@@ -22,8 +22,7 @@ from spotwise.gateway.schema.responses import (
     ShellCallItem,
     ShellOutputItem,
 )
-from spotwise.gateway.schema.shared import SharedRequest
-from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.schema.shared import SharedRequest, parse_body
 from spotwise.http.errors import ApiError, bad_request
 
 #: What chats call a parameter, and responses.

@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from spotwise.core.requests.sampling import TokenLogprobs
-from spotwise.gateway.generate.answer_format import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
 from spotwise.gateway.generate.plan import GenerationPlan
 from spotwise.http.errors import ApiError
-from spotwise.http.json_parts import JsonList, json_parts
+from spotwise.http.json_text import JsonList, json_parts
 from spotwise.http.sse import event, one_line
 from spotwise.text.detokenize import LEAST_LOGPROB, TokenBytes
 from spotwise.text.message_reader import MessagePart

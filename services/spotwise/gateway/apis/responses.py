@@ -18,7 +18,7 @@ from spotwise.gateway.schema.response_tools import FlatTool
 from spotwise.gateway.schema.responses import ResponsesRequest, UnreadItem
 from spotwise.gateway.schema.shared import parse_request
 from spotwise.http.errors import ApiError
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 
 #: What chats call a wish, and responses.
 _NAMES = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}

@@ -1,4 +1,4 @@
-"""The response of every endpoint that generates: generates the planned sequences and sends their text, whole or as a stream.
+"""The response of every endpoint that generates: generates the planned sequences and sends their texts.
 
 Every generator that is opened here is closed here: at the end of its text, at an error of a sibling, or when the client leaves.
 A stream's status line waits for the mesh's first item, so that a full mesh is a 429 or 503 and not a broken stream; from then
@@ -18,21 +18,75 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from spotwise.gateway.access.quotas import Reservation
-from spotwise.gateway.generate.answer_format import AnswerFormat, Usage
-from spotwise.gateway.generate.answer_work import AnswerWork, parts_of, scores_of_batch, scores_of_piece
+from spotwise.gateway.generate.answer_work import (
+    AnswerFormat,
+    AnswerWork,
+    Usage,
+    parts_of,
+    scores_of_batch,
+    scores_of_piece,
+)
 from spotwise.gateway.generate.choice import Choice, ChoiceText
-from spotwise.gateway.generate.event_stream import EventStream
 from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec, TextEndedError
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
-from spotwise.gateway.generate.replay import ReplayedChoice
 from spotwise.gateway.generate.score_limits import ScoreRoom
-from spotwise.gateway.generate.stream_position import ChoicePosition, StreamPosition
+from spotwise.gateway.generate.stream_position import ChoicePosition, EventStream, StreamPosition
 from spotwise.gateway.schema.parameters import WARNING_HEADER, warning_of
 from spotwise.http.errors import GenerationError, describe
-from spotwise.http.json_parts import PartsResponse
+from spotwise.http.json_text import PartsResponse
 from spotwise.http.sse import interleave, run_while_connected
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
+
+
+class ReplayedChoice:
+    """Brings a new choice to the position of its client.
+
+    Args:
+        choice: the new one.
+        had: how much of it the client has.
+        take: called with each piece that the client has.
+        by_token: pieces are of single tokens.
+
+    Attributes:
+        finish_reason: once the choice is over.
+    """
+
+    def __init__(
+        self, choice: Choice, had: ChoicePosition, take: Callable[[ChoiceText], None], *, by_token: bool
+    ) -> None:
+        self._choice = choice
+        self._had = had
+        self._take = take
+        self._by_token = by_token
+        self._replayed = ChoicePosition()
+        self.finish_reason: str | None = None
+
+    def advance(self, batch: GeneratedTokens) -> GeneratedTokens | None:
+        """Take tokens; return those that the client does not have, and `None` while it has them all.
+
+        Raises:
+            GenerationError: the tokens are not those that the client was sent.
+        """
+        lacking = self._had.tokens - self._replayed.tokens
+        following: GeneratedTokens | None = None
+        if not self._had.has_end and (len(batch.tokens) > lacking or batch.finish_reason is not None):
+            following = replace(batch, tokens=batch.tokens[lacking:])
+            batch = replace(batch, tokens=batch.tokens[:lacking], finish_reason=None)
+        for piece in self._choice.pieces(batch, by_token=self._by_token):
+            self._take(piece)
+            self.finish_reason = piece.finish_reason
+            self._replayed.add(piece.token_ids, is_end=piece.finish_reason is not None)
+        if self._replayed.has_end:
+            following = GeneratedTokens(())
+        if following is None:
+            return None
+        if self._replayed != self._had:
+            raise GenerationError(
+                409, "diverged", "The tokens computed now are not those that you received; send the request anew."
+            )
+        return following
+
 
 #: As `Generation.generate`.
 Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from transformers.utils.chat_parsing import ResponseParser
 
-from spotwise.gateway.generate.tool_grammar import ANY_MESSAGE, MessageGrammar
+from spotwise.gateway.generate.output_grammar import ANY_MESSAGE, MessageGrammar
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.tools import AllowedToolsChoice, Tool
 from spotwise.http.errors import bad_request
+from spotwise.text.chat_text import ChatText
 from spotwise.text.message_forms import LISTED_CALLS, REASONING, MessageForm
 from spotwise.text.message_reader import MessageReading
-from spotwise.text.text import ChatText
 
 #: The message that the prompt begins is among so many of its last tokens.
 _PREFIX_TOKENS = 2048

@@ -1,4 +1,4 @@
-"""One choice of an answer: its tokens as text, and where the text ends.
+"""One choice of an answer: its tokens as text, and where the text, or its JSON value, ends.
 
 Output tokens are counted up to and including the one that ended the text. The mesh ends it (a stop token, the length), or a
 stop string does here. The token that stopped a sequence gives no text unless the client requested it.
@@ -6,7 +6,8 @@ stop string does here. The token that stopped a sequence gives no text unless th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.requests.request import FinishReason
@@ -14,10 +15,9 @@ from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.generate.generation import GeneratedTokens
 from spotwise.gateway.generate.plan import PlannedSequence, PromptTokens, TextRules
 from spotwise.http.errors import GenerationError
+from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessagePart, MessageReader
 from spotwise.text.stop_strings import StopStringScanner
-from spotwise.text.text import ChatText
-from spotwise.text.written_json import WrittenJson
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,3 +223,36 @@ def _singly(batch: GeneratedTokens) -> Sequence[GeneratedTokens]:
         replace(batch, tokens=(token,), finish_reason=batch.finish_reason if index == last else None)
         for index, token in enumerate(batch.tokens)
     ]
+
+
+class WrittenJson:
+    """The last JSON value of a message.
+
+    Args:
+        is_answer: what the model says is one; else only the arguments of its calls are.
+    """
+
+    __slots__ = ("_is_answer", "_texts")
+
+    def __init__(self, *, is_answer: bool) -> None:
+        self._is_answer = is_answer
+        self._texts: list[str] | None = [] if is_answer else None
+
+    def add(self, parts: Iterable[MessagePart]) -> None:
+        """Take what follows of the message."""
+        for part in parts:
+            if part.kind == "call":
+                self._texts = []
+            elif self._texts is not None and (part.kind == "arguments" or (part.kind == "content" and self._is_answer)):
+                self._texts.append(part.text)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it lacks its end; so does one that is nested deeper than can be read."""
+        if self._texts is None:
+            return False
+        try:
+            json.loads("".join(self._texts), parse_int=str, parse_float=str)  # numbers of any size
+        except (json.JSONDecodeError, RecursionError):
+            return True
+        return False

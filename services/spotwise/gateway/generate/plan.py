@@ -16,17 +16,16 @@ from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import SequenceSpec
-from spotwise.gateway.generate.output_grammar import is_json
+from spotwise.gateway.generate.output_grammar import ANY_MESSAGE, MessageGrammar, is_json
 from spotwise.gateway.generate.plan_sampling import check_token_ids, sampling_of, seed_of
-from spotwise.gateway.generate.prompt_limits import require_choices
+from spotwise.gateway.generate.prompts import require_choices
 from spotwise.gateway.generate.score_limits import ScoredAnswer
-from spotwise.gateway.generate.tool_grammar import ANY_MESSAGE, MessageGrammar
 from spotwise.gateway.schema.response_tools import CalledTool
 from spotwise.gateway.schema.shared import GenerationRequest, StreamOptions
 from spotwise.http.errors import ApiError, bad_request
+from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessageReading
 from spotwise.text.stop_strings import StopTables
-from spotwise.text.text import ChatText
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from typing import TypeVar
 
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.gateway.generate.output_grammar import grammar_of
-from spotwise.gateway.generate.sampling_defaults import SamplingDefaults
-from spotwise.gateway.generate.tool_grammar import MessageGrammar
+from spotwise.gateway.generate.api_options import SamplingDefaults
+from spotwise.gateway.generate.output_grammar import MessageGrammar, grammar_of
 from spotwise.gateway.schema.shared import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.http.errors import bad_request
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 
 Number = TypeVar("Number", int, float)
 

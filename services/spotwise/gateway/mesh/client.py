@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
 from dataclasses import replace
@@ -23,7 +24,6 @@ from spotwise.core.messages.mesh import (
     Tick,
 )
 from spotwise.core.requests.sampling import ENGINE_FAILS
-from spotwise.gateway.generate.addresses import without_addresses
 from spotwise.gateway.generate.generation import (
     EarlierTokens,
     GeneratedTokens,
@@ -42,6 +42,25 @@ from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.wire import subjects
 
 _log = structlog.get_logger(__name__)
+
+_ADDRESS = re.compile(
+    r"""
+    [a-z][a-z0-9+.-]*://[^\s,;'"]+               # a URL, with whatever password it has
+    | \[[0-9a-f:.]+\](?::\d+)?                   # [IPv6], IPv6, IPv4, host:port
+    | (?<![\w:])(?:[0-9a-f]{1,4})?(?::{1,2}[0-9a-f]{1,4}){2,8}(?![\w:])
+    | (?<![\w:])::(?:[0-9a-f]{1,4})(?![\w:])
+    | \b(?:\d{1,3}\.){3}\d{1,3}(?::\d+)?\b
+    | \b[a-z0-9][\w.-]*:\d{2,5}\b
+    | (?<![\w.])/(?:[\w.+-]+/)+[\w.+-]*          # an absolute path
+    """,
+    re.VERBOSE | re.IGNORECASE,
+)
+
+
+def without_addresses(message: str) -> str:
+    """Return the message with URLs, hosts with ports, IP addresses and paths as `…`."""
+    return _ADDRESS.sub("…", message)
+
 
 TICK_S = 0.1
 #: What its inbox takes.

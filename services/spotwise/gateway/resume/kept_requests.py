@@ -29,11 +29,16 @@ from spotwise.gateway.generate.answer import Generate, GenerationResponse
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody
 from spotwise.gateway.generate.stream_position import StreamPosition
-from spotwise.gateway.resume.keeping_limits import KeepingLimits
-from spotwise.gateway.resume.keeping_ports import KeepingGeneration, KeepingStore, RequestPlanner
-from spotwise.gateway.resume.kept_plan import form_of, restored
-from spotwise.gateway.resume.kept_tokens import after_attempt, read_chunks, saved_tokens, tokens_to_go_on
+from spotwise.gateway.resume.kept_forms import (
+    after_attempt,
+    form_of,
+    read_chunks,
+    restored,
+    saved_tokens,
+    tokens_to_go_on,
+)
 from spotwise.gateway.resume.owners import Owners
+from spotwise.gateway.resume.ports import KeepingGeneration, KeepingLimits, KeepingStore, RequestPlanner
 from spotwise.gateway.resume.request_log import CANCELLED, RequestLog, cancelled, ending_of
 from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.parameters import WARNING_HEADER

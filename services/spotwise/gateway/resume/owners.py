@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.gateway.kept_request import process_of
-from spotwise.gateway.resume.keeping_ports import KeepingStore
+from spotwise.gateway.resume.ports import KeepingStore
 from spotwise.gateway.resume.store_turns import StoreTurns
 
 

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from spotwise.core.gateway import commands as g
 from spotwise.http.errors import GenerationError
-from spotwise.http.patience import patience
+from spotwise.http.event_loop import patience
 from spotwise.mesh.ports.ports import MeshError
 
 Result = TypeVar("Result")

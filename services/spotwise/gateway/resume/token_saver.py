@@ -16,7 +16,7 @@ import structlog
 from spotwise.core.gateway.kept_request import KeptTokens, NotSaved
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.gateway.generate.generation import EarlierTokens
-from spotwise.gateway.resume.kept_tokens import read_chunks, written_chunk
+from spotwise.gateway.resume.kept_forms import read_chunks, written_chunk
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.ports.requests import KeptRequestStore
 from spotwise.wire import subjects

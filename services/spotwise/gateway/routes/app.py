@@ -38,7 +38,7 @@ from spotwise.gateway.schema.parameters import WARNING_HEADER
 from spotwise.http.errors import ErrorEdge, answer_http_exception
 from spotwise.http.late_answers import LateAnswer, LateAnswers
 from spotwise.http.request_ids import RequestIds, TrailingSlashes
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 
 
 def create_app(

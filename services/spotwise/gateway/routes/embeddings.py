@@ -19,7 +19,7 @@ from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.http.body import parse_json_object
 from spotwise.http.late_answers import LateAnswer
 from spotwise.http.request_ids import client_request_id, name_request
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 
 
 def add_embedding_routes(

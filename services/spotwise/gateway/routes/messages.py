@@ -15,7 +15,7 @@ from spotwise.gateway.apis.planning import MESSAGES
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.http.body import parse_json_object
 from spotwise.http.message_errors import MESSAGES_PATH
-from spotwise.text.text import ChatText
+from spotwise.text.chat_text import ChatText
 
 
 def add_message_routes(

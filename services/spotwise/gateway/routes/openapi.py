@@ -15,30 +15,28 @@ from spotwise.gateway.apis.completions import CompletionFormat
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.routes.openapi_answers import (
     CONTINUED,
+    COUNT,
     EMBEDDING_PATH,
     ERROR,
+    ERRORS,
+    EVENT,
+    FINISH,
+    GENERATION_ERRORS,
     HEALTH,
+    KEEPING,
     MESSAGE,
     MESSAGE_ANSWER,
     MESSAGES_ERROR,
     MODEL_CARD,
     MODELS,
+    OR_NULL,
     READINESS,
     REQUEST_PATHS,
     RESPONSE,
     RESPONSE_PATHS,
-    TOKENS,
-)
-from spotwise.gateway.routes.openapi_parts import (
-    COUNT,
-    ERRORS,
-    EVENT,
-    FINISH,
-    GENERATION_ERRORS,
-    KEEPING,
-    OR_NULL,
     TEXT,
     TIMEOUT,
+    TOKENS,
     Schema,
     json_of,
     list_of,
@@ -53,8 +51,7 @@ from spotwise.gateway.schema.embeddings import REFUSED_FOR_EMBEDDINGS, Embedding
 from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema.parameters import REFUSED, Endpoint, Refused
 from spotwise.gateway.schema.responses import ResponsesRequest
-from spotwise.gateway.schema.shared import GenerationRequest, SharedRequest
-from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.gateway.schema.shared import GenerationRequest, SharedRequest, StrictBody
 from spotwise.gateway.schema.tokenize import TEMPLATE_PARAMETERS, DetokenizeRequest, TokenizeChat, TokenizePrompt
 from spotwise.http.message_errors import MESSAGES_PATH
 

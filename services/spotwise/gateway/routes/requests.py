@@ -19,19 +19,17 @@ from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.gateway.access.auth import READING
 from spotwise.gateway.apis.planning import Planning
 from spotwise.gateway.generate.answer import usage_of
-from spotwise.gateway.generate.answer_format import AnswerFormat
-from spotwise.gateway.generate.answer_work import parts_of
+from spotwise.gateway.generate.answer_work import AnswerFormat, parts_of
 from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.generation import EarlierTokens
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.generate.token_stream import saved
-from spotwise.gateway.resume.kept_plan import restored
+from spotwise.gateway.resume.kept_forms import read_chunks, restored
 from spotwise.gateway.resume.kept_requests import KeptRequests
-from spotwise.gateway.resume.kept_tokens import read_chunks
 from spotwise.http.errors import GenerationError
-from spotwise.http.json_parts import PartsResponse
+from spotwise.http.event_loop import effort_of_kept
+from spotwise.http.json_text import PartsResponse
 from spotwise.http.late_answers import LateAnswer
-from spotwise.http.off_loop import effort_of_kept
 
 
 def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:

@@ -14,7 +14,7 @@ from spotwise.gateway.apis.planning import RESPONSES
 from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.stored_responses import StoredResponses, listed_items, unknown_response
 from spotwise.http.errors import bad_request
-from spotwise.http.off_loop import OffLoop, effort_of_size
+from spotwise.http.event_loop import OffLoop, effort_of_size
 
 #: Items of a page: by default, and at most.
 _PAGE_ITEMS, MOST_ITEMS = 20, 100

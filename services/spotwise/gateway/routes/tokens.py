@@ -16,12 +16,12 @@ from spotwise.gateway.apis.chat import chat_token_ids
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.plan import require_model
 from spotwise.gateway.generate.plan_sampling import check_token_ids
-from spotwise.gateway.generate.prompt_limits import prompt_too_long
-from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.generate.prompts import prompt_too_long
+from spotwise.gateway.schema.shared import parse_body
 from spotwise.gateway.schema.tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
 from spotwise.http.body import parse_json_object
+from spotwise.text.chat_text import ChatText
 from spotwise.text.prompt_encoder import PromptTooLongError
-from spotwise.text.text import ChatText
 
 
 def add_token_routes(app: FastAPI, text: ChatText, options: ApiOptions, bodies: BodyWork) -> None:

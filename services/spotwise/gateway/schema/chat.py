@@ -10,11 +10,10 @@ from pydantic import BeforeValidator, ConfigDict, FailFast, Field, field_validat
 from pydantic_core import PydanticCustomError
 
 from spotwise.gateway.schema.parameters import Endpoint
-from spotwise.gateway.schema.shared import GenerationRequest
-from spotwise.gateway.schema.strict_body import StrictBody, Wish
+from spotwise.gateway.schema.shared import GenerationRequest, StrictBody, Wish
 from spotwise.gateway.schema.tools import AllowedToolsChoice, NamedTool, Tool, ToolChoice, Tools
 from spotwise.http.errors import bad_request
-from spotwise.http.json_shape import JsonTooComplexError, require_bounded_json
+from spotwise.http.json_text import JsonTooComplexError, require_bounded_json
 from spotwise.text.chat_template import ChatMessage
 
 #: Some templates look at every message again for each.

@@ -7,10 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, WithJsonSchema
 
+from spotwise.gateway.schema.completions import prompts_schema
 from spotwise.gateway.schema.parameters import Refused, refuse
-from spotwise.gateway.schema.prompts import prompts_schema
-from spotwise.gateway.schema.shared import PromptOptions
-from spotwise.gateway.schema.strict_body import parse_body
+from spotwise.gateway.schema.shared import PromptOptions, parse_body
 
 #: Of one request; OpenAI's bound.
 MAX_INPUTS = 2048

@@ -8,8 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
 from spotwise.gateway.schema.chat import MAX_MESSAGES
-from spotwise.gateway.schema.shared import MAX_STOP_STRINGS, PositionOptions, StopString
-from spotwise.gateway.schema.strict_body import StrictBody, Wish
+from spotwise.gateway.schema.shared import MAX_STOP_STRINGS, PositionOptions, StopString, StrictBody, Wish
 from spotwise.gateway.schema.tools import MAX_TOOLS, FunctionName
 
 #: What nobody can read here (another model's reasoning), and what a server's own tools did: left out of the prompt.

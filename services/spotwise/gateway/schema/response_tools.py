@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.gateway.schema.shared import StrictBody
 from spotwise.gateway.schema.tools import CHOICE_WORDS, MAX_TOOLS, FunctionName
 
 #: Of a custom tool's grammar; all of it is in the prompt.

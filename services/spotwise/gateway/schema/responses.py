@@ -9,8 +9,7 @@ from pydantic import BeforeValidator, Discriminator, FailFast, Field, Tag, model
 from spotwise.gateway.schema.chat import MAX_MESSAGES, MAX_TEMPLATE_VARIABLES, text_of_parts
 from spotwise.gateway.schema.parameters import Endpoint
 from spotwise.gateway.schema.response_tools import ResponseTool, ResponseToolChoice
-from spotwise.gateway.schema.shared import PositionOptions, SharedRequest
-from spotwise.gateway.schema.strict_body import StrictBody, Wish
+from spotwise.gateway.schema.shared import PositionOptions, SharedRequest, StrictBody, Wish
 from spotwise.gateway.schema.tools import MAX_TOOLS
 
 #: OpenAI's limits of `metadata`.

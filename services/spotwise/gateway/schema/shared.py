@@ -1,4 +1,6 @@
-"""The parameters that endpoints share, and their checks.
+"""What bodies have in common: the parameters that endpoints share and their checks, and the form that a text must have.
+
+OpenAI's `response_format` and vLLM's `structured_outputs`.
 
 Types are strict (a number in quotes is not a number) and ranges are checked here; checks that need the model's context or
 vocabulary are in `plan.py`, refused and ignored parameters in `parameters.py`. `null` means the default everywhere.
@@ -9,12 +11,132 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, Literal, TypeVar
 
-from pydantic import AfterValidator, BeforeValidator, Field
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    GetCoreSchemaHandler,
+    ValidationError,
+    model_validator,
+)
+from pydantic_core import CoreSchema
 
-from spotwise.gateway.schema.output import OutputFormat, StructuredOutputs
 from spotwise.gateway.schema.parameters import Endpoint, refuse_unsupported
-from spotwise.gateway.schema.strict_body import StrictBody, parse_body
-from spotwise.http.errors import bad_request
+from spotwise.http.errors import bad_request, from_validation
+
+#: A word of how to answer, of which this server may not know what to make.
+Wish = Annotated[str, Field(max_length=64)]
+
+
+def _fail_fast(schema: Any) -> None:
+    waiting = [schema]
+    while waiting:
+        match waiting.pop():
+            case dict() as each:
+                if each.get("type") == "list":
+                    each["fail_fast"] = True
+                waiting += each.values()
+            case list() | tuple() as several:
+                waiting += several
+
+
+class StrictBody(BaseModel):
+    """An object of the API: no coercion of types, unknown members ignored.
+
+    A list is wrong by its first wrong item, since a body may have a million.
+    """
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        """Return pydantic's schema of the class, whose lists fail fast."""
+        schema = handler(source)
+        _fail_fast(schema)
+        return schema
+
+
+Parsed = TypeVar("Parsed", bound=StrictBody)
+
+
+def parse_body(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+    """Check a body against its schema.
+
+    Raises:
+        ApiError: 400, naming the first parameter that is wrong.
+    """
+    try:
+        return kind.model_validate(body)
+    except ValidationError as error:
+        refused = from_validation(error)
+    # Not there: a new error's context would be pydantic's, which keeps the frames of all callers, unseen by the collector.
+    raise refused
+
+
+#: Of `choice`.
+MAX_CHOICES = 1024
+MAX_CHOICE_CHARACTERS = 4096
+#: Of `regex` and `grammar`.
+MAX_GRAMMAR_CHARACTERS = 64 << 10
+
+#: Between the tokens of JSON: one blank at most after colons and commas, or any layout.
+Whitespace = Literal["compact", "flexible"]
+_Name = Annotated[str, Field(min_length=1, max_length=64, pattern="^[a-zA-Z0-9_-]+$")]
+_Schema = dict[str, Any] | bool
+
+
+class JsonSchema(StrictBody):
+    """`response_format.json_schema`; all its schemas are followed strictly, whether `strict` or not."""
+
+    name: _Name
+    description: str | None = None
+    schema_: _Schema | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class OutputFormat(StrictBody):
+    """`response_format`; `whitespace` is this server's own."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchema | None = None
+    whitespace: Whitespace | None = None
+
+    @model_validator(mode="after")
+    def _has_its_schema(self) -> OutputFormat:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("needs 'json_schema'")
+        return self
+
+
+class StructuredOutputs(StrictBody):
+    """vLLM's `structured_outputs`: one of `json`, `json_object`, `regex`, `choice` and `grammar`; whitespace in JSON,
+    of which `whitespace` is this server's own.
+    """
+
+    json_: _Schema | Annotated[str, Field(max_length=MAX_GRAMMAR_CHARACTERS)] | None = Field(None, alias="json")
+    json_object: bool | None = None
+    regex: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
+    choice: (
+        Annotated[
+            list[Annotated[str, Field(min_length=1, max_length=MAX_CHOICE_CHARACTERS)]],
+            Field(min_length=1, max_length=MAX_CHOICES),
+        ]
+        | None
+    ) = None
+    grammar: Annotated[str, Field(min_length=1, max_length=MAX_GRAMMAR_CHARACTERS)] | None = None
+    disable_any_whitespace: bool | None = None
+    whitespace_pattern: Annotated[str, Field(min_length=1, max_length=256)] | None = None
+    whitespace: Whitespace | None = None
+
+    @model_validator(mode="after")
+    def _is_one(self) -> StructuredOutputs:
+        kinds = (self.json_, self.json_object or None, self.regex, self.choice, self.grammar)
+        if sum(kind is not None for kind in kinds) != 1:
+            raise ValueError("must have exactly one of 'json', 'json_object', 'regex', 'choice' and 'grammar'")
+        return self
+
 
 MAX_STOP_STRINGS = 16
 #: Each costs a table of so many numbers, and text is held back while it may still become one.
@@ -143,10 +265,10 @@ class GenerationRequest(SharedRequest):
     prompt_logprobs: int | None = Field(None, ge=0)
 
 
-Parsed = TypeVar("Parsed", bound=SharedRequest)
+SharedParsed = TypeVar("SharedParsed", bound=SharedRequest)
 
 
-def parse_request(kind: type[Parsed], body: Mapping[str, Any]) -> Parsed:
+def parse_request(kind: type[SharedParsed], body: Mapping[str, Any]) -> SharedParsed:
     """Check a body against its schema.
 
     Raises:

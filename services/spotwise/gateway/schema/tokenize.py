@@ -9,7 +9,7 @@ from pydantic import Field
 
 from spotwise.gateway.schema.chat import ChatPrompt
 from spotwise.gateway.schema.parameters import Endpoint, refuse_unsupported
-from spotwise.gateway.schema.strict_body import StrictBody, parse_body
+from spotwise.gateway.schema.shared import StrictBody, parse_body
 from spotwise.http.errors import bad_request
 
 #: Parameters of chats that change how they are rendered.

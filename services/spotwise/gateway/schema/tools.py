@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from spotwise.gateway.schema.strict_body import StrictBody
+from spotwise.gateway.schema.shared import StrictBody
 
 #: OpenAI's limit.
 MAX_TOOLS = 128

@@ -1,8 +1,9 @@
-"""What keeping requests needs of the mesh and of its store."""
+"""What keeping requests needs of the mesh and of its store, and how long requests are kept."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.requests import Request
@@ -17,6 +18,18 @@ from spotwise.gateway.generate.generation import Generation
 from spotwise.gateway.generate.plan import GenerationPlan
 from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.mesh.ports.requests import KeptRequestStore
+
+
+@dataclass(frozen=True, slots=True)
+class KeepingLimits:
+    """`process`: this one, `id/incarnation`; `resume_s`: how long a resumable request goes on without its client;
+    `answer_kept_s`: how long its answer is kept; `store_timeout_s`: wait for the store.
+    """
+
+    process: str
+    resume_s: float = 30.0
+    answer_kept_s: float = 600.0
+    store_timeout_s: float = 5.0
 
 
 class KeepingGeneration(Generation, Protocol):

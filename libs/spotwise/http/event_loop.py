@@ -1,4 +1,7 @@
-"""CPU-bound work in bounded threads, off the event loop.
+"""Work beside the event loop: in bounded threads, in turns for a crowd, and a time-out that a busy loop does not use up.
+
+What takes a millisecond takes seconds for thousands, in which neither a token nor a heartbeat passes: a gateway that is silent
+for so long counts as lost.
 
 The loop feeds every stream, so no work that grows with a request's size runs on it, and of small work a few in each iteration.
 Running and waiting work is bounded by number, and by owner: callers take turns, whatever one of them brings. Large work and
@@ -8,15 +11,78 @@ grammars never block other work. A thread continues when its client leaves, and 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from enum import Enum
 from functools import partial
 from typing import TypeVar
 
 from spotwise.engine.sampling.fair_threads import FairThreads
 from spotwise.http.body import overloaded
-from spotwise.http.loop_turns import LoopTurns
 from spotwise.mesh.process.long_work import LongWorkError, no_long_work
+
+#: Turns in one iteration of the loop.
+AT_ONCE = 8
+
+
+class LoopTurns:
+    """Gives turns, first come, first served; of one event loop."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._given = 0  # in this iteration
+
+    async def turn(self) -> None:
+        """Return once it is the caller's turn: at once where this iteration has some left."""
+        loop = asyncio.get_running_loop()
+        if not self._given:
+            loop.call_soon(self._next_iteration, loop)
+        if self._given < AT_ONCE:
+            self._given += 1
+            return
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
+
+    def _next_iteration(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._given = 0
+        while self._waiting and self._given < AT_ONCE:
+            turn = self._waiting.popleft()
+            if not turn.done():  # else its client has left
+                turn.set_result(None)
+                self._given += 1
+        if self._given:
+            loop.call_soon(self._next_iteration, loop)
+
+
+#: Iterations of the loop that an operation has after its time: an answer is read and taken in some of them.
+ITERATIONS = 20
+
+
+@asynccontextmanager
+async def patience(limit_s: float) -> AsyncIterator[None]:
+    """End a block after `limit_s`, but not before the loop has gone round `ITERATIONS` times since; raises `TimeoutError`.
+
+    A loop that takes a second for each iteration has the answers of a quick server lying before it when their time is over.
+    """
+    loop = asyncio.get_running_loop()
+    waiting: asyncio.Handle
+    async with asyncio.timeout(None) as scope:
+
+        def go_round(left: int) -> None:
+            nonlocal waiting
+            if left:
+                waiting = loop.call_soon(go_round, left - 1)
+            else:
+                scope.reschedule(loop.time())
+
+        waiting = loop.call_later(limit_s, go_round, ITERATIONS)
+        try:
+            yield
+        finally:
+            waiting.cancel()
+
 
 Result = TypeVar("Result")
 

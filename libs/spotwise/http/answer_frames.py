@@ -1,11 +1,48 @@
-"""Answers whose frame uvicorn's cycle does not know: those to HTTP/1.0, and those given in place of `100 Continue`."""
+"""What uvicorn's cycle does not do for an answer: the frame of HTTP/1.0, and a limit on how long a client leaves it lying."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 
 from uvicorn._types import ASGI3Application, ASGIReceiveCallable, ASGISendCallable, ASGISendEvent, Scope
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
+
+
+class WriteDeadline:
+    """Cuts a connection off whose client takes next to nothing; one that takes something gets as much time again.
+
+    Args:
+        loop: keeps the time.
+        seconds: after which there is a look.
+        min_taken_bytes: what must be gone by then.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, seconds: float, min_taken_bytes: int) -> None:
+        self._loop = loop
+        self._seconds = seconds
+        self._min_taken_bytes = min_taken_bytes
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self, transport: asyncio.Transport) -> None:
+        """Begin, unless it has begun."""
+        if self._timer is None:
+            unwritten_bytes = transport.get_write_buffer_size()
+            self._timer = self._loop.call_later(self._seconds, self._look, transport, unwritten_bytes)
+
+    def stop(self) -> None:
+        """The client has taken enough, or is gone."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _look(self, transport: asyncio.Transport, unwritten_bytes: int) -> None:
+        self._timer = None
+        if unwritten_bytes - transport.get_write_buffer_size() < self._min_taken_bytes:
+            transport.abort()
+        else:
+            self.start(transport)
+
 
 #: Changes what a cycle takes for a request's frame, before a message of its answer is sent.
 ChangeCycle = Callable[[RequestResponseCycle, ASGISendEvent], None]

@@ -25,8 +25,7 @@ from spotwise.text.control_tokens import ControlTokens, ControlTokensInText
 from spotwise.text.detokenize import Detokenizer, TokenBytes
 from spotwise.text.grammar_check import GrammarCheck
 from spotwise.text.message_forms import AUTO, TEXT_PARSER, MessageForm, message_form
-from spotwise.text.prompt_encoder import PromptEncoder
-from spotwise.text.truncation import Truncation
+from spotwise.text.prompt_encoder import PromptEncoder, Truncation
 
 _CONTEXT_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "seq_length", "n_ctx")
 # Published configs that name none, by type of their text model: what transformers assumes there, and what BLOOM was trained on.

@@ -1,10 +1,13 @@
-"""Refusals of prompts before they are read, or before they are tokenized whole."""
+"""Prompts before they are tokenized: which are refused, and how one of text or of token ids becomes what the model reads."""
 
 from __future__ import annotations
 
+from spotwise.gateway.generate.plan_sampling import check_token_ids
+from spotwise.gateway.schema.completions import Prompt
 from spotwise.gateway.schema.shared import PromptOptions
 from spotwise.http.errors import ApiError, bad_request
-from spotwise.text.truncation import Truncation
+from spotwise.text.chat_text import ChatText
+from spotwise.text.prompt_encoder import PromptTooLongError, Truncation
 
 
 def require_choices(n: int | None, num_prompts: int, max_n: int, max_sequences: int) -> int:
@@ -63,3 +66,27 @@ def truncation_of(request: PromptOptions, max_tokens: int | None, context_length
     if most_tokens < 0:
         most_tokens = max(1, context_length - max(1, max_tokens or 1))
     return Truncation(most_tokens, keeps_end=request.truncation_side != "right")
+
+
+def prompt_tokens(
+    prompt: Prompt, param: str, text: ChatText, truncation: Truncation | None, *, add_special_tokens: bool = True
+) -> tuple[int, ...]:
+    """Return a prompt's token ids; work for a thread where the text is long.
+
+    Args:
+        prompt: a text, or token ids, to which nothing is added.
+        param: the parameter that holds it.
+        text: tokenizer of the model.
+        truncation: cuts it; `None` does not.
+        add_special_tokens: the tokenizer's, to a text.
+
+    Raises:
+        ApiError: 400, a text is longer than the context, or a token id is none of the model's.
+    """
+    if isinstance(prompt, str):
+        try:
+            return text.encode(prompt, add_special_tokens, truncation)
+        except PromptTooLongError as error:
+            raise prompt_too_long(param, text.context_length, error.at_least_tokens) from error
+    check_token_ids(param, prompt, text.vocab_size)
+    return tuple(prompt) if truncation is None else truncation.of_ids(prompt)
