@@ -15,7 +15,7 @@ from spotwise.cloud.instances import (
     NoCapacity,
     ProviderRefused,
 )
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from tests.contracts.waiting import PATIENCE_S
 
 HERE = (InstanceState.STARTING, InstanceState.RUNNING)

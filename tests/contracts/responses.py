@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.access.store_budget import RoomVerdict, StoreBudget, size_of
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.mesh.ports.ports import MeshStore
 
 RESPONSE = StoredResponse("resp_1", "acme", '{"id": "é"}'.encode(), b"[]")

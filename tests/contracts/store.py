@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from dataclasses import replace
 
-from spotwise.core.fleet.kept import InstanceLeave, KeptFleet, KeptInstance, KeptLife, KeptPurchase
-from spotwise.core.messages.fleet import Purchase, PurchaseStatus
-from spotwise.core.messages.market import Market
+from spotwise.core.fleet.keeper.kept import InstanceLeave, KeptFleet, KeptInstance, KeptLife, KeptPurchase
+from spotwise.core.messages.fleet import Market, Purchase, PurchaseStatus
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.reshape import DeviceGroup

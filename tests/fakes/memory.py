@@ -14,7 +14,7 @@ from typing import TypeAlias
 import structlog
 
 from spotwise.core.access.store_budget import Kind, RoomUse, StoreBudget
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper.kept import KeptFleet
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import Plan

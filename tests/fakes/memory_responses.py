@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.access.store_budget import Kind, RoomVerdict, Shelf, StoreBudget
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.mesh.process.clock import Clock
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.loading import EngineConfig

@@ -15,13 +15,13 @@ from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages import mesh as m
-from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.host_swap import HostSwap
 from spotwise.engine.model.loading import EngineConfig

@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.worker import Drain
 from spotwise.mesh.ports.ports import BusMessage

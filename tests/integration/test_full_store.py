@@ -22,8 +22,7 @@ from spotwise.core.access.store_budget import (
     RoomVerdict,
     StoreBudget,
 )
-from spotwise.core.gateway.kept_request import KeptEnding, KeptTokens, NotSaved, process_of
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import KeptEnding, KeptTokens, NotSaved, StoredResponse, process_of
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded.servers import EmbeddedServer, redis_server, running
 from spotwise.mesh.redis.store import RedisStore

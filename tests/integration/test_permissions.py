@@ -11,7 +11,7 @@ import redis
 from nats.aio.client import Client
 
 from spotwise.cli.launch.mesh_servers import ServerAccess
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper.kept import KeptFleet
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import Plan

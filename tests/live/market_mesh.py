@@ -18,8 +18,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch import fleet_options
 from spotwise.cloud.mesh_start import mesh_start
-from spotwise.core.messages.fleet import FleetInstance, FleetView
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import FleetInstance, FleetView, InstanceState
 from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from spotwise.core.messages.fleet import FleetInstance, FleetView
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, FleetView, InstanceState, Market
 from tests.live.market_mesh import NEW_TOKENS, PROMPTS, STARTS_S, MarketMesh, SteadyLoad
 from tests.live.mesh import MODEL, wait_for
 from tests.live.oracle import greedy

@@ -12,13 +12,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.keeper import FleetKeeperRole
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.kept import KeptFleet
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.spot.commands import PublishNotice, PublishReport
 from tests.property.devices import Devices
 from tests.property.mesh_world import MeshWorld

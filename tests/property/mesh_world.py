@@ -26,7 +26,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import mesh as m

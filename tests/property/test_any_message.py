@@ -10,7 +10,7 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.fleet.keeper import FleetKeeperRole
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.messages import mesh as m
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole

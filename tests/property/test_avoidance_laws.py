@@ -6,8 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.messages.members import Member, Pool
-from spotwise.core.scheduler.avoidance import MAX_FAILED_HANDOFFS, AvoidingPlacer
-from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placement import MAX_FAILED_HANDOFFS, AvoidingPlacer, Placer
 from spotwise.core.scheduler.placements import RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools

@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.messages.members import DevicePlace
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.requests.request import FinishReason, StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams, TokenLogprobs

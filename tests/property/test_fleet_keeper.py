@@ -11,12 +11,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.keeper import FleetKeeperRole
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.kept import KeptFleet
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import Tick
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.policy import FleetPolicy
-from spotwise.core.messages.fleet import FleetInstance, FleetReported
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, FleetReported, InstanceState, Market
 from spotwise.core.parallel.model_shape import ModelShape
 from tests.unit.core.fleet.fake_cloud import LOAD, FakeCloud, fleet_type
 

@@ -8,8 +8,7 @@ from math import inf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
-from spotwise.core.fleet.learned_spans import LearnedSpan
+from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice, LearnedSpan
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Policy

@@ -8,13 +8,11 @@ from collections.abc import Mapping
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.core.lives.lifetimes import Place, cheapest, expected_cost_s
-from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard, Place, cheapest, expected_cost_s
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.messages.members import Member, Pool
-from spotwise.core.scheduler.answer_times import AnswerTimes
-from spotwise.core.scheduler.cheapest_worker import AnswerLengths, cheapest_worker, place
+from spotwise.core.scheduler.answer_times import AnswerLengths, AnswerTimes, cheapest_worker, place
 from spotwise.core.scheduler.delays import BATCH_SHARE
 from spotwise.core.scheduler.lives import REPORT_COUNTS_S, Lives
 from spotwise.core.scheduler.placement import Placer
@@ -23,8 +21,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.ranking import RUN_LENGTH, Need, Ranking
 from spotwise.core.scheduler.role import SchedulerRole
-from spotwise.core.scheduler.views import WorkerView
-from spotwise.core.scheduler.worker_life import WorkerLife
+from spotwise.core.scheduler.views import WorkerLife, WorkerView
 from tests.property.test_placement_laws import DEMANDS, NEEDS, POLICIES, meshes, view_of
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant, device, fleet, instance

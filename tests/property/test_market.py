@@ -16,7 +16,7 @@ from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.fleet.delta import ROUNDING
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.messages.members import Pool
-from spotwise.core.scheduler.avoidance import MAX_FAILED_HANDOFFS
+from spotwise.core.scheduler.placement import MAX_FAILED_HANDOFFS
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.mesh_world import MeshWorld

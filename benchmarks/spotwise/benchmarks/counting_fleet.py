@@ -13,7 +13,7 @@ from itertools import cycle
 
 from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.requests.record import KvTarget
 
 KV_BLOCK = 16

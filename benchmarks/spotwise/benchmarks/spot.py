@@ -30,7 +30,7 @@ from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
 from spotwise.cli.running_mesh import running_state
 from spotwise.cli.simulate.market_options import purchase_terms
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace

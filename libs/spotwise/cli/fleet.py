@@ -21,8 +21,15 @@ from spotwise.cli.quantities import duration_text
 from spotwise.cli.running_mesh import find_broker
 from spotwise.cli.watching import watch as watch_live
 from spotwise.core.fleet.learned_hazards import LearnedHazards
-from spotwise.core.messages.fleet import FleetInstance, FleetReported, FleetView, InstanceOffer, ShowFleet
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import (
+    FleetInstance,
+    FleetReported,
+    FleetView,
+    InstanceOffer,
+    InstanceState,
+    Market,
+    ShowFleet,
+)
 from spotwise.mesh.ports.ports import MeshError, NoResponderError, ReplyTimeoutError
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode

@@ -21,7 +21,7 @@ from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_dead_man import renewal_s, user_data
 from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import AcquiredInstance, InstanceProvider, ProviderError
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import InstanceState
 from spotwise.files.fleet_file import FleetFileError, read_fleet
 
 #: A keeper that lives renews an instance's mark at least once in so many renewals' time; also one that was just bought.

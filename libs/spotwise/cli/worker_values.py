@@ -6,7 +6,7 @@ import typer
 from pydantic import ValidationError
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.worker.scheduling.registry import served_policies
+from spotwise.core.worker.scheduling.policies import served_policies
 from spotwise.worker.settings import WorkerSettings
 
 

@@ -26,7 +26,7 @@ from spotwise.cloud.instances import (
     ProviderRefused,
     ProviderUnavailable,
 )
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 
 SpotStrategy = Literal[
     "price-capacity-optimized", "capacity-optimized", "capacity-optimized-prioritized", "lowest-price"

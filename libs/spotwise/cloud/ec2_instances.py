@@ -29,7 +29,7 @@ from spotwise.cloud.instances import (
     require_mesh_name,
 )
 from spotwise.core.fleet.prices import SpotPrice
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 
 _log = structlog.get_logger()
 

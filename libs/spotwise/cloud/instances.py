@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 from spotwise.core.fleet.prices import SpotPrice
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 
 #: Prefix of the provider's own tags, which a caller may not set.
 OWN_TAGS = "spotwise:"

@@ -27,7 +27,7 @@ from spotwise.cloud.instances import (
 from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
 from spotwise.core.access.secret_variables import environment_for
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import InstanceState
 
 _POLL_S = 0.02
 #: Time for killed processes to end; one stuck in the kernel takes longer, and `instances` still lists its machine.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
 from spotwise.cloud.mesh_start import forget_mesh_start
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import InstanceState
 
 
 async def release_mesh(folder: Path, mesh: str, grace_s: float = 30.0) -> list[str]:

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spotwise.cloud.instances import ProviderRefused
 from spotwise.cloud.local_processes import MachineProcess
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 
 #: How long a machine that has gone is listed, and its log is kept.
 KEEP_GONE_S = 86_400.0

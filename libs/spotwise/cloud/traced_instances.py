@@ -28,7 +28,7 @@ from spotwise.cloud.instances import (
     ProviderRefused,
 )
 from spotwise.cloud.mesh_start import mesh_start
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.traced_nodes import TracedNodes
 

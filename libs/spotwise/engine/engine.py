@@ -19,7 +19,7 @@ from llguidance import LLMatcher
 
 from spotwise.core.costs.batching import Batch
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.forward.adapters import Adapters

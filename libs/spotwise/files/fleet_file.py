@@ -8,10 +8,10 @@ from typing import Literal
 from pydantic import ByteSize, Field, ValidationError, model_validator
 
 from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.fleet.refusals import SHORTEST_S
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
 from spotwise.files.toml_tables import FileTable, first_fault, read_tables

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spotwise.core.fleet.keeper_events import PricedOffer
+from spotwise.core.fleet.keeper.events import PricedOffer
+from spotwise.core.fleet.keeper.failed_starts import OfferKey
 from spotwise.core.fleet.prices import PriceSeries, SpotPrice
-from spotwise.core.fleet.refusals import OfferKey
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.fleet_file import FleetFile, TypeTerms
 from spotwise.files.prices import PriceList
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.tables import TraceError, csv_rows
 
 COLUMNS = ("time_s", "instance_type", "market", "price_per_h")

@@ -7,7 +7,7 @@ from typing import Any
 
 from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.wire.field_codec import Codec, codec_of, each_of, same
 from spotwise.wire.v1 import fleet_pb2 as fleet
 

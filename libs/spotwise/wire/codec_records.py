@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from google.protobuf.message import DecodeError
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams

@@ -234,7 +234,7 @@ class WorkerRuntime:
 
 
 def _smaller_parts(batch: TokenBatch, reason: str) -> tuple[TokenBatch, ...]:
-    """Divide a batch that is too large for the broker, where that takes less than `core/worker/sequences/token_batches.py`
+    """Divide a batch that is too large for the broker, where that takes less than `core/worker/sequences/table.py`
     presumes; its halves have its number. What is too large alone ends its attempt.
 
     Raises:

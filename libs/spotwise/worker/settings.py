@@ -18,8 +18,7 @@ from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.messages.members import Pool
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
-from spotwise.core.worker.scheduling.registry import SCHEDULING_POLICIES, served_policies
+from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, queues_for, served_policies
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.links.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings

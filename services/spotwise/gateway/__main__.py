@@ -10,8 +10,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.messages.members import MemberKind
-from spotwise.core.requests.adapter import AdapterRef
-from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
+from spotwise.core.requests.names import AdapterRef, model_aliases, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import ModelError
 from spotwise.gateway.generate.api_options import OPENAIS, ApiOptions, SamplingDefaults, published_defaults

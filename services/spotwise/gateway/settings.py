@@ -9,10 +9,10 @@ from typing import Literal, Self
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import SettingsConfigDict
 
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
 from spotwise.core.messages.members import Member
-from spotwise.core.requests.model_alias import model_aliases
+from spotwise.core.requests.names import model_aliases
 from spotwise.core.requests.sampling import Pooling
 from spotwise.gateway.access.auth import ApiKey, parse_api_keys
 from spotwise.gateway.mesh.attempt_orders import SubmissionTerms

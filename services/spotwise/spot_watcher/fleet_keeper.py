@@ -21,8 +21,8 @@ from spotwise.cloud.instances import (
 )
 from spotwise.cloud.local_instances import ZONE_TAG
 from spotwise.cloud.mesh_start import mesh_start
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.keeper import FleetKeeperRole
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.messages.fleet import FleetOrder, Purchase
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import InterruptionReported

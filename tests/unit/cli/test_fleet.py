@@ -17,9 +17,10 @@ from spotwise.core.messages.fleet import (
     FleetView,
     InstanceOffer,
     InstanceReason,
+    InstanceState,
     LearnedLives,
+    Market,
 )
-from spotwise.core.messages.market import InstanceState, Market
 from tests.unit.cli.command_line import CommandLine
 
 NOW = 10_000.0

@@ -29,7 +29,7 @@ from spotwise.cloud.instances import (
     ProviderUnavailable,
 )
 from spotwise.core.fleet.prices import SpotPrice
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from tests.contracts.instances import InstanceProviderContract, Site, ids
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn, error
 

@@ -16,7 +16,7 @@ from spotwise.cloud.instances import AcquireRequest, ProviderRefused
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
 from spotwise.cloud.local_processes import MachineProcess
 from spotwise.cloud.local_state import LocalFolder
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive
 from tests.contracts.instances import eventually
 

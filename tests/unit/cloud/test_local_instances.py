@@ -25,7 +25,7 @@ from spotwise.cloud.instances import (
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
 from spotwise.cloud.local_processes import MachineProcess, start_machine
 from spotwise.cloud.local_state import KEEP_GONE_S, LocalFolder, LocalMachine
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from tests.contracts.instances import HERE, InstanceProviderContract, Site, eventually, ids
 
 SLEEPS = ("sleep", "600")

@@ -11,7 +11,7 @@ import pytest
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.instances import AcquiredInstance, AcquireRequest, InstanceProvider
 from spotwise.cloud.local_instances import LocalInstances
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from tests.contracts.instances import InstanceProviderContract, Site
 
 PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text()

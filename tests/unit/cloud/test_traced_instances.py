@@ -14,7 +14,7 @@ from spotwise.cloud.local_meshes import release_mesh
 from spotwise.cloud.local_processes import MachineProcess
 from spotwise.cloud.local_state import LocalFolder
 from spotwise.cloud.traced_instances import TracedInstances
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.contracts.instances import HERE, InstanceProviderContract, Site, eventually, ids
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.requests.adapter import named_folders
+from spotwise.core.requests.names import named_folders
 
 
 def test_names_come_with_their_folders() -> None:

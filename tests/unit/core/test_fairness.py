@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.worker.scheduling.fairness import VirtualTokenCounters
+from spotwise.core.worker.scheduling.policies import VirtualTokenCounters
 
 
 def turns(counters: VirtualTokenCounters, jobs: list[str], worth: float = 2.0) -> list[str]:

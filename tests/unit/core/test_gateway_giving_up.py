@@ -7,8 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.attempt_history import MAX_FRUITLESS, PROGRESS_TOKENS
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import MAX_FRUITLESS, PROGRESS_TOKENS, RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from tests.unit.core.builders import ledger, only, worker_member

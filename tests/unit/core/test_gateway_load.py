@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
 from spotwise.core.gateway.load_meter import IDLE_REPORT_S, LATE_S, LOAD_REPORT_S, MOST_ARRIVALS, LoadMeter
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import GRAMMAR_FAILS

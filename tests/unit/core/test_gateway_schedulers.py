@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from tests.unit.core.builders import ledger, only, plain_member, worker_member
 from tests.unit.core.gateway_bench import GatewayBench, submitted

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from tests.unit.core.builders import ledger, worker_member

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.lives.lifetimes import Place, cheapest, expected_cost_s, interruption_chance
-from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard, Place, cheapest, expected_cost_s, interruption_chance
 
 #: Young ones go ten times as often.
 HAZARD = PiecewiseHazard((0.0, 600.0), (0.001, 0.0001))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
+from spotwise.core.requests.names import model_aliases, require_aliases_of
 
 
 def test_aliases_are_read_from_a_list() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.requests.adapter import AdapterRef
-from spotwise.core.requests.prefix_salt import prefix_salt, root_hash
+from spotwise.core.requests.names import AdapterRef
+from spotwise.core.requests.prefixes import prefix_salt, root_hash
 
 NAMES = st.text(max_size=4)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 
-from spotwise.core.requests.prefix_spans import prefix_spans, span_ends
+from spotwise.core.requests.prefixes import prefix_spans, span_ends
 
 
 def test_ends_are_close_at_first_and_grow() -> None:

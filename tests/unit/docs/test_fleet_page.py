@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.fleet_file import AwsFleet, FleetFile, LocalFleet, TypeTerms, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
 from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section

@@ -13,7 +13,7 @@ import torch
 from transformers import GPT2Config, MixtralConfig
 from transformers.models.llama import modeling_llama
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.forward.adapters import Adapters

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.fleet_file import FleetFileError, MarketTerms, read_fleet
 
 RIGHT = """

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import TraceError
 

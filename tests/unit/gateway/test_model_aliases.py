@@ -11,7 +11,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.settings import GatewaySettings
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 

@@ -13,7 +13,7 @@ import pytest
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.apis.chat import plan_chat
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.plan import GenerationPlan

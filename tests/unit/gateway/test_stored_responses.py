@@ -12,7 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from spotwise.core.access.store_budget import RoomVerdict, StoreBudget
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.text.chat_text import ChatText

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import CloseRequest, RejectCode, RequestRejected, SubmitRequest
-from spotwise.core.requests.prefix_spans import prefix_spans
+from spotwise.core.requests.prefixes import prefix_spans
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams

@@ -9,7 +9,7 @@ from typing import Any
 
 from spotwise.core.gateway import commands as g
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.spot import commands as s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from spotwise.core.worker import commands as c

@@ -19,8 +19,15 @@ from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import AcquireRequest
 from spotwise.cloud.local_instances import LocalInstances
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceOffer, InstanceRelease, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import (
+    FleetOrder,
+    FleetReported,
+    InstanceOffer,
+    InstanceRelease,
+    InstanceState,
+    Market,
+    Purchase,
+)
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
 from spotwise.core.messages.worker import Drain

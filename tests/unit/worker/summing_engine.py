@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core.costs.batching import Batch
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.engine.model.layer_progress import LayersWritten

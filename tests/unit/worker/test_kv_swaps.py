@@ -14,7 +14,7 @@ from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.kv_swaps import KvSwaps

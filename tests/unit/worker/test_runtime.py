@@ -10,7 +10,7 @@ from structlog.testing import capture_logs
 
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.messages import mesh as m
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import TOO_LARGE, SamplingParams
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode

@@ -14,7 +14,7 @@ from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings

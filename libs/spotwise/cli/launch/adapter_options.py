@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.options import MeshOptions
-from spotwise.core.requests.adapter import named_folders
+from spotwise.core.requests.names import named_folders
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import AdapterError
 

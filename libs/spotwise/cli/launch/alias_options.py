@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.options import MeshOptions
-from spotwise.core.requests.adapter import named_folders
-from spotwise.core.requests.model_alias import model_aliases, require_aliases_of
+from spotwise.core.requests.names import model_aliases, named_folders, require_aliases_of
 
-_SETTING = "SPOTWISE_MODEL_ALIASES"
+_ALIASES_SETTING = "SPOTWISE_MODEL_ALIASES"
 
 
 def aliases_option(given: Sequence[str]) -> str:
@@ -21,11 +20,11 @@ def aliases_option(given: Sequence[str]) -> str:
     """
     if comma := next((entry for entry in given if "," in entry), None):
         raise OptionError(f"--model-alias {comma}: a comma in it; give each alias with a --model-alias of its own")
-    listed = ",".join(given) or os.environ.get(_SETTING, "")
+    listed = ",".join(given) or os.environ.get(_ALIASES_SETTING, "")
     try:
         model_aliases(listed)
     except ValueError as error:
-        raise OptionError(f"{'--model-alias' if given else _SETTING}: {error}") from error
+        raise OptionError(f"{'--model-alias' if given else _ALIASES_SETTING}: {error}") from error
     return listed
 
 

@@ -37,7 +37,7 @@ from spotwise.cli.server_addresses import server_addresses
 from spotwise.cli.worker_values import policy_name
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
-from spotwise.core.worker.scheduling.registry import served_policies
+from spotwise.core.worker.scheduling.policies import served_policies
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 

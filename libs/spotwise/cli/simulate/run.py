@@ -50,7 +50,7 @@ from spotwise.cli.simulate.run_machines import (
 )
 from spotwise.cli.simulate.run_report import report, runs_document
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.case import Case

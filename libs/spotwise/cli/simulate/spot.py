@@ -34,7 +34,7 @@ from spotwise.cli.simulate.price_options import (
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.spot_report import FleetInputs, fleet_document, fleet_table, input_lines, unserved_lines
 from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.simulator.runs.plots import save

@@ -11,7 +11,7 @@ from rich.table import Table
 from spotwise.cli.profile_reach import LoadBeyond
 from spotwise.cli.quantities import bytes_text, seconds_text
 from spotwise.core.costs.cost_profile import CostProfile
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet_results import FleetResult

@@ -17,27 +17,33 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.budget_room import BudgetRoom
 from spotwise.core.fleet.delta import (
+    Surpluses,
     Urgency,
     WantedPurchase,
     ZonePurchase,
+    first_given_back,
     is_shifting,
     wanted_purchases,
     within_budget,
 )
-from spotwise.core.fleet.failed_starts import BREAKER
+from spotwise.core.fleet.keeper.failed_starts import BREAKER
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
-from spotwise.core.fleet.lasting import Lasting
-from spotwise.core.fleet.late_starts import LateStarts
+from spotwise.core.fleet.lasting import Lasting, LateStarts
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.reasons import FleetReasons, why_chosen, why_failing
 from spotwise.core.fleet.search import FleetSearch
 from spotwise.core.fleet.state import FleetState, fleet_state
-from spotwise.core.fleet.surplus import Surpluses, first_given_back
 from spotwise.core.fleet.targets import TypeTarget, first_targets
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.fleet import FleetReported, InstanceReason, InstanceRelease, Purchase, WantedInstances
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import (
+    FleetReported,
+    InstanceReason,
+    InstanceRelease,
+    Market,
+    Purchase,
+    WantedInstances,
+)
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand

@@ -10,8 +10,7 @@ import math
 from collections.abc import Iterable
 
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.fleet import FleetInstance, LearnedLives
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import FleetInstance, LearnedLives, Market
 
 
 class LearnedHazards:

@@ -12,8 +12,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from spotwise.core.fleet.state import stays
-from spotwise.core.messages.fleet import FleetReported, InstanceRelease, Purchase
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import FleetReported, InstanceRelease, Market, Purchase
 
 _FORGOTTEN_S = 60.0
 #: A bought instance that is not listed so long after its purchase was answered does not come.

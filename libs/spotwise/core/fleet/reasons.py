@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from spotwise.core.fleet.state import FleetState, stays
 from spotwise.core.fleet.targets import TypeTarget
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.fleet import FleetInstance, FleetReported, InstanceReason, InstanceRelease
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import (
+    FleetInstance,
+    FleetReported,
+    InstanceReason,
+    InstanceRelease,
+    InstanceState,
+    Market,
+)
 from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.policy import ServiceDemand
 

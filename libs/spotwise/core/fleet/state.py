@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.fleet import FleetInstance, FleetReported, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, FleetReported, InstanceState, Market, Purchase
 from spotwise.core.parallel.instances import InstanceType, Supply
 
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import FleetState, MarketState
-from spotwise.core.messages.fleet import WantedInstances
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market, WantedInstances
 from spotwise.core.parallel.choice import ConfigChoice
 
 

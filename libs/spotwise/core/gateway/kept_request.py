@@ -1,4 +1,4 @@
-"""What is kept of an API request, so that any gateway can go on with its answer.
+"""What is kept of an API request, and of a response that is found again by its id.
 
 Law: one gateway owns a kept request at a time; an owner is one turn of one process, and a later one takes the request from it.
 Only the owner writes tokens, records of attempts and the ending; the loser finds out at its next write.
@@ -13,7 +13,29 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
+from spotwise.core.access.store_budget import size_of
 from spotwise.core.requests.request import StopCriteria
+
+
+@dataclass(frozen=True, slots=True)
+class StoredResponse:
+    """A response that is whole.
+
+    Attributes:
+        scope: whose it is: a hash of the caller's key; empty where the API is open.
+        body: the response, JSON.
+        items: the conversation that it follows on, its request's items included; a list in JSON.
+    """
+
+    response_id: str
+    scope: str
+    body: bytes
+    items: bytes
+
+    @property
+    def size_bytes(self) -> int:
+        """Room that it takes."""
+        return size_of(self.body, self.items)
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
-from spotwise.core.gateway.attempt_history import AttemptHistory
+from spotwise.core.gateway.recovery import AttemptHistory
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason, RequestEvent, RequestState, advance
 from spotwise.core.requests.sampling import TokenLogprobs

@@ -19,12 +19,11 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.active_scheduler import ActiveScheduler
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.heartbeats import ActiveScheduler, ReceivedBatches
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.open_requests import OpenRequests
-from spotwise.core.gateway.received_batches import ReceivedBatches
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.membership.membership import MemberJoined, MemberLost, Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FINISH_EVENT, FinishReason, RequestEvent

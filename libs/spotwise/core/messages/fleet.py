@@ -1,4 +1,4 @@
-"""Messages of the fleet: the load, the instances that there are and could be, and what the planner has bought and given back.
+"""Messages of the fleet: how instances are bought and how far they are, the load, what is wanted, and what is there.
 
 Law: the planner decides, the watcher with the provider carries out. An order repeats all that is still to be done, so that a
 lost one costs its interval; a purchase is known by its token, so that it is made once. An order of an earlier term, or an
@@ -8,9 +8,29 @@ Devices of an instance are named after it: `ID` or `ID-SUFFIX`.
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.market import InstanceState, Market
 from spotwise.core.values import value
+
+
+class Market(StrEnum):
+    """Billing of an instance: spot (preemptible at short notice) or on-demand."""
+
+    SPOT = "spot"
+    ON_DEMAND = "on_demand"
+
+
+class InstanceState(StrEnum):
+    """The state of an instance, which only moves forward.
+
+    STARTING is billed but not ready; LEAVING accepts no more work; GONE is final, and listed for at least an hour.
+    """
+
+    STARTING = "starting"
+    RUNNING = "running"
+    LEAVING = "leaving"
+    GONE = "gone"
 
 
 @value

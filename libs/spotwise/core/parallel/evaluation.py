@@ -16,9 +16,8 @@ import numpy as np
 
 from spotwise.core.parallel.candidates import Shape, TypeSpeed
 from spotwise.core.parallel.instances import Supply
-from spotwise.core.parallel.mixes import Counts, split, together
+from spotwise.core.parallel.mixes import Counts, Floats, split, together, waits_s
 from spotwise.core.parallel.policy import Latency, Policy, ServiceDemand
-from spotwise.core.parallel.queueing import Floats, waits_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,12 @@
-"""The orders by which members become what a deployment says: groups are led, and workers drain.
+"""The orders by which members become what a deployment says, and the groups that it still has once workers drain.
 
 Law: a group that is to be and is missing is led again every `ORDER_EVERY_S`, and a worker that retires is drained whenever it
 is there: a lost order costs a second, and a successor needs no more than the deployment.
 A group that is short of devices is not led. A worker of which a device leaves drains once new groups have taken its place, and
 shortly before the margin of its deadline in any case.
+
+Law: a group whose worker drains, by an operator's order or a cloud's, is not to be any more, unless a re-shape forms groups, or
+one of its devices has to leave: then it is missed, and is to be again as soon as there are devices for it, until it serves.
 """
 
 from __future__ import annotations
@@ -114,3 +117,35 @@ def serves(group: m.DeviceGroup, membership: Membership) -> bool:
     """Return whether the worker of a group takes requests."""
     member = membership.get(group.worker_id)
     return member is not None and member.state is MemberState.READY
+
+
+def without_drained(
+    deployment: PlannedDeployment, membership: Membership, watch: DeviceWatch, now: float
+) -> PlannedDeployment:
+    """Return a deployment without the groups that are not to be any more, and with those that are missed."""
+    groups = (*deployment.groups, *deployment.retiring)
+    missed = tuple(each.worker_id for each in groups if _is_missed(each, deployment, membership, watch))
+    staying = tuple(
+        each
+        for each in deployment.groups
+        if deployment.is_forming or each.worker_id in missed or not _drains(each, membership, now)
+    )
+    if (staying, missed) == (deployment.groups, deployment.missed_ids):
+        return deployment
+    return replace(deployment, groups=staying, missed_ids=missed)
+
+
+def _is_missed(group: m.DeviceGroup, deployment: PlannedDeployment, membership: Membership, watch: DeviceWatch) -> bool:
+    has_to_leave = watch.first_deadline_s(group) is not None
+    return has_to_leave or (group.worker_id in deployment.missed_ids and not serves(group, membership))
+
+
+def _drains(group: m.DeviceGroup, membership: Membership, now: float) -> bool:
+    """A worker whose engine failed drains as well, until now: that one is led again."""
+    member = membership.get(group.worker_id)
+    return (
+        member is not None
+        and member.state is MemberState.DRAINING
+        and member.leaves_at_s is not None
+        and member.leaves_at_s > now
+    )

@@ -24,7 +24,7 @@ from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import stays
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.messages.members import Pool
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape

@@ -22,10 +22,9 @@ from spotwise.core.migration.fleet.changes import FleetChanges
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.deployment_orders import ABSENT_S, DeploymentOrders, serves
+from spotwise.core.planner.deployment_orders import ABSENT_S, DeploymentOrders, serves, without_drained
 from spotwise.core.planner.deployments import abandoned, adopted, begun
 from spotwise.core.planner.device_watch import DeviceWatch
-from spotwise.core.planner.drained_groups import without_drained
 from spotwise.core.planner.group_choice import GroupChoice
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
 from spotwise.core.planner.policy import PlannerPolicy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.requests.adapter import AdapterRef
 from spotwise.core.requests.kv_part import KvPart
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.core.values import value

@@ -17,9 +17,8 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import KvTarget
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.scheduler.answer_times import AnswerTimes
-from spotwise.core.scheduler.avoidance import AvoidingPlacer
 from spotwise.core.scheduler.passing import Passing
-from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placement import AvoidingPlacer, Placer
 from spotwise.core.scheduler.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools

@@ -14,9 +14,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from spotwise.core.lives.lifetimes import expected_cost_s
-from spotwise.core.scheduler.answer_times import AnswerTimes
-from spotwise.core.scheduler.cheapest_worker import place
+from spotwise.core.lives.survival import expected_cost_s
+from spotwise.core.scheduler.answer_times import AnswerTimes, place
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.views import WorkerView
 

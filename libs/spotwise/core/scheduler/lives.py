@@ -14,11 +14,10 @@ from dataclasses import dataclass
 from spotwise.core.fleet.devices import instance_of
 from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.lives.survival import PiecewiseHazard, first_end
-from spotwise.core.messages.fleet import FleetReported
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import FleetReported, InstanceState
 from spotwise.core.messages.members import Member
 from spotwise.core.scheduler.pools import Pools
-from spotwise.core.scheduler.worker_life import WorkerLife
+from spotwise.core.scheduler.views import WorkerLife
 
 #: Seconds for which a report of the fleet counts.
 REPORT_COUNTS_S = 30.0

@@ -1,4 +1,9 @@
-"""All workers, grouped by their home pool and the pool that they are in.
+"""All workers, grouped by their home pool and by the work that they have, and which model's weights the mesh serves.
+
+Law: one mesh serves one model: that of the worker longest up when the first worker is ready.
+The model stays for the scheduler's life, also while no worker of it is present; workers with other weights get no requests.
+A restarted scheduler decides anew by the same rule, from registrations; it is final once such a worker sends a heartbeat.
+The decision depends on the workers present, not on the order of their messages.
 
 Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.
 A worker that takes no requests, or has other weights than the mesh serves, is in none.
@@ -14,13 +19,38 @@ from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
 
-from spotwise.core.messages.members import Member, Pool
+from spotwise.core.messages.members import Member, MemberState, Pool
 from spotwise.core.messages.mesh import SubmitRequest
 from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.scheduler.ranking import Need, Ranking
-from spotwise.core.scheduler.served_model import ServedModel
-from spotwise.core.scheduler.views import Assignment, WorkerView
-from spotwise.core.scheduler.worker_life import WorkerLife
+from spotwise.core.scheduler.views import Assignment, WorkerLife, WorkerView
+
+_LOADED = (MemberState.READY, MemberState.DRAINING)
+
+
+class ServedModel:
+    """The model of one mesh; `digest` is `None` while unknown, and for workers without weights."""
+
+    def __init__(self) -> None:
+        self.is_known = False
+        self.is_final = False
+        self.digest: str | None = None
+
+    def decide(self, workers: Iterable[Member]) -> None:
+        """Settle on a model, unless that is final or no worker has loaded one.
+
+        Of the `workers` present, one known from its registration only has no load.
+        """
+        loaded = [] if self.is_final else [worker for worker in workers if worker.state in _LOADED]
+        if loaded:
+            longest_up = min(loaded, key=lambda worker: (worker.incarnation, worker.id))
+            self.is_known, self.digest = True, longest_up.model_digest
+            reporting = (worker for worker in loaded if worker.load is not None)
+            self.is_final = any(worker.model_digest == self.digest for worker in reporting)
+
+    def admits(self, worker: Member) -> bool:
+        """Tell whether a worker has the served weights, as far as those are known."""
+        return not self.is_known or worker.model_digest == self.digest
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from itertools import islice
 
-from spotwise.core.requests.prefix_spans import span_ends
+from spotwise.core.requests.prefixes import span_ends
 
 #: Where spans end, in tokens; a prompt of as many would have 2^35.
 _ENDS = tuple(islice(span_ends(), 200))

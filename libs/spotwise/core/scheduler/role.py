@@ -25,12 +25,11 @@ from spotwise.core.messages.members import MemberKind
 from spotwise.core.scheduler.activity import Activity
 from spotwise.core.scheduler.admission import Admission, Refusal, is_overdue
 from spotwise.core.scheduler.assigner import Assigner
-from spotwise.core.scheduler.gateways import GoneGateways
+from spotwise.core.scheduler.gone import GoneGateways, Tombstones
 from spotwise.core.scheduler.lives import Lives
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.requests import AcceptedRequest, Requests
-from spotwise.core.scheduler.tombstones import Tombstones
 
 
 @dataclass(frozen=True, slots=True)

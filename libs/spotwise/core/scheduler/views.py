@@ -1,4 +1,6 @@
-"""A worker as the scheduler sees it: its last report, and the orders sent since.
+"""A worker as the scheduler sees it: its load, what it was sent since, and its hazard of ending.
+
+Law: rates of one class differ by less than a factor of two, so that the first of each class is nearly the best of it.
 
 Law: a worker's queues are its last heartbeat's, plus the orders that the heartbeat cannot include yet.
 Orders are numbered, and a heartbeat echoes the last number seen; an order not echoed within `ASSIGNMENT_LOST_S` was lost.
@@ -8,11 +10,41 @@ stored. Off-pool are token phases in the prompt pool, from their reservation on,
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass
 
+from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages.members import Member, MemberState, Pool, WorkerLoad
-from spotwise.core.scheduler.worker_life import WorkerLife
+
+#: A class follows from the ends over so many seconds: about the time of a long answer.
+CLASS_HORIZON_S = 60.0
+#: Below 2**-26 ends a second (one in two years) and from 1/2 on there is one class each, so that classes are few.
+_RAREST, _SOONEST = -26, 0
+
+
+@dataclass(slots=True)
+class WorkerLife:
+    """A worker's hazard, and its age in it at the last report; never changed.
+
+    Attributes:
+        life_class: ends a second to a power of two.
+        per_s, steady_s: its hazard at that age, and for how many seconds it stays that.
+    """
+
+    hazard: PiecewiseHazard
+    age_s: float
+    life_class: int
+    per_s: float
+    steady_s: float
+
+    @classmethod
+    def of(cls, hazard: PiecewiseHazard, age_s: float) -> WorkerLife:
+        """Return the life at an age in seconds."""
+        per_s = hazard.expected_ends(age_s, CLASS_HORIZON_S) / CLASS_HORIZON_S
+        life_class = math.frexp(per_s)[1] if per_s else _RAREST
+        return cls(hazard, age_s, min(max(life_class, _RAREST), _SOONEST), *hazard.at(age_s))
+
 
 #: Seconds after which an order that no heartbeat has shown counts as lost.
 ASSIGNMENT_LOST_S = 5.0

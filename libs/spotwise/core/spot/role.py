@@ -19,9 +19,8 @@ from typing import Any
 from spotwise.core.membership.membership import MemberLost, Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.notices import SentNotices
+from spotwise.core.spot.notices import RepeatedReports, SentNotices
 from spotwise.core.spot.policy import COMPUTING, WatchPolicy
-from spotwise.core.spot.reports import RepeatedReports
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered, Sign
 
 

@@ -29,14 +29,13 @@ from spotwise.core.worker.kv.swaps import Swaps
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.scheduling.counted_iterations import CountedIterations
 from spotwise.core.worker.scheduling.iterations import Iterations
-from spotwise.core.worker.scheduling.registry import scheduling_policy_of
-from spotwise.core.worker.sequences.arrivals import Arrivals
+from spotwise.core.worker.scheduling.policies import scheduling_policy_of
 from spotwise.core.worker.sequences.held_work import HeldWork
 from spotwise.core.worker.sequences.moves import MoveSide
 from spotwise.core.worker.sequences.prompt_side import PromptSide
 from spotwise.core.worker.sequences.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequences.table import SequenceTable
-from spotwise.core.worker.sequences.token_side import TokenSide
+from spotwise.core.worker.sequences.token_side import Arrivals, TokenSide
 
 #: A sequence with its token phase here has not begun it yet, or has ended it.
 _NOT_DECODING = (RequestState.WAITING_FOR_KV, RequestState.MIGRATING)

@@ -12,7 +12,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.engine.forward.fused_layer import FusedDecoderLayer
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.forward.rewriting import linear_layers, linear_weight, probe_row

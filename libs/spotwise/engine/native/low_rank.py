@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.engine.native.library import PAIR, AdaptedLayerFields, AdapterRowFields, Kernels, LowRankFields
 from spotwise.engine.native.packed import PackedLinear, PackedWeight
 

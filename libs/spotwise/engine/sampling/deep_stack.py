@@ -7,16 +7,16 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import TypeVar
 
-Result = TypeVar("Result")
+StackResult = TypeVar("StackResult")
 
 #: Of address space; memory is taken as far as the stack is used.
 STACK_BYTES = 256 << 20
 _starting = threading.Lock()
 
 
-def with_deep_stack(work: Callable[[], Result]) -> Result:
+def with_deep_stack(work: Callable[[], StackResult]) -> StackResult:
     """Return what `work` returns in a thread of its own, of which nothing remains; raises what it raises."""
-    future = Future[Result]()
+    future = Future[StackResult]()
 
     def run() -> None:
         try:

@@ -12,7 +12,7 @@ from spotwise.mesh.ports.requests import KeptRequestStore
 
 if TYPE_CHECKING:  # `spotwise status` needs few of the core's types, whose classes take long to make
     from spotwise.core.access.store_budget import Kind, RoomUse
-    from spotwise.core.fleet.kept import KeptFleet
+    from spotwise.core.fleet.keeper.kept import KeptFleet
     from spotwise.core.messages.members import Member
     from spotwise.core.messages.mesh import LedgerEntry
     from spotwise.core.planner.plan import Plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from spotwise.core.access.store_budget import RoomVerdict
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 
 
 class ResponseStore(Protocol):

@@ -7,7 +7,7 @@ from typing import Any
 from redis.asyncio import Redis
 
 from spotwise.core.access.store_budget import ENTRY_BYTES, Kind, RoomUse, RoomVerdict, StoreBudget
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.mesh.redis.room import ROOM, RedisRoom, Turn
 from spotwise.wire import subjects
 

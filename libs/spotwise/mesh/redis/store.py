@@ -31,7 +31,7 @@ from spotwise.mesh.redis.urls import is_sentinel_url
 from spotwise.wire import subjects
 
 if TYPE_CHECKING:  # see `ports.py`
-    from spotwise.core.fleet.kept import KeptFleet
+    from spotwise.core.fleet.keeper.kept import KeptFleet
     from spotwise.core.messages.mesh import LedgerEntry
     from spotwise.core.planner.plan import Plan
 
@@ -258,7 +258,7 @@ class RedisStore(RedisRecords, RedisRequests):
             payload = await read
         if not isinstance(payload, bytes):
             return None
-        from spotwise.core.fleet.kept import KeptFleet
+        from spotwise.core.fleet.keeper.kept import KeptFleet
 
         kept: KeptFleet = reader_of(KeptFleet).validate_json(payload)
         return kept

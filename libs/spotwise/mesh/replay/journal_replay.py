@@ -16,8 +16,8 @@ from typing import Any
 import orjson
 from pydantic import TypeAdapter, ValidationError
 
-from spotwise.core.fleet.keeper import FleetKeeperRole
-from spotwise.core.fleet.keeper_events import FleetKeeperEvent
+from spotwise.core.fleet.keeper.events import FleetKeeperEvent
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.gateway.commands import GatewayEvent
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv.blocks import BlockPool

@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES
-from spotwise.core.requests.adapter import named_folders
+from spotwise.core.requests.names import named_folders
 from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.mesh_secret import MeshSecret, read_mesh_secret

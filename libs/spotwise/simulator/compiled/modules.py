@@ -56,11 +56,11 @@ _INTERPRETED = frozenset(
         "core/latest.py",  # a subclass of `OrderedDict`, which mypyc compiles to what crashes
         "core/values.py",  # a decorator that compiled classes do not have
         # nothing of a simulation, or next to nothing
-        "core/requests/adapter.py",
+        "core/requests/names.py",
         "core/membership/confirmation.py",
         "core/messages/fleet.py",
         "core/messages/groups.py",
-        "core/messages/market.py",
+        "core/messages/fleet.py",
         "core/kv/stream.py",
         "core/messages/reshape.py",
         "core/worker/scheduling/iteration_bound.py",

@@ -17,7 +17,7 @@ from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LanguageModel, MachineType
 from spotwise.simulator.costs.machine_costs import A100, built_in_costs
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts

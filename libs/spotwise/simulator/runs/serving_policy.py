@@ -13,7 +13,7 @@ from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCo
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.files.toml_tables import KNOWN_KEYS
 
 _LIMITS, _SWAP, _USUAL = BatchLimits(), SwapPolicy(), WorkerPolicy()

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 from spotwise.simulator.runs.steady_state import is_steady

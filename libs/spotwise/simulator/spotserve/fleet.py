@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from math import inf
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.migration.deployment import Instance
 from spotwise.files.spot_traces import SpotTrace
 

@@ -13,14 +13,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from spotwise.core.fleet import keeper_events as k
 from spotwise.core.fleet.decision import FleetDecision
 from spotwise.core.fleet.demand import DemandWindow
-from spotwise.core.fleet.keeper import FleetKeeperRole
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import Tick
 from spotwise.core.parallel.choice import ConfigChoice

@@ -10,7 +10,7 @@ from itertools import pairwise
 import numpy as np
 
 from spotwise.core.costs.cost_profile import CostProfile
-from spotwise.core.fleet.measured import MeasuredType, measured_model
+from spotwise.core.fleet.types import MeasuredType, measured_model
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency

@@ -1,5 +1,5 @@
 """Discrete-event simulation of a recorded spot fleet on which one rule places requests: at random, least loaded, or least
-expected cost of load and preemption (`core/lives/lifetimes.py`); only notices are known ahead. A preempted request is
+expected cost of load and preemption (`core/lives/survival.py`); only notices are known ahead. A preempted request is
 recomputed elsewhere. `World`'s machines are not used: runs have millions of uninterrupted iterations, and here a load change
 is one event."""
 
@@ -16,8 +16,7 @@ from typing import Literal
 
 import numpy as np
 
-from spotwise.core.lives.lifetimes import Place, cheapest
-from spotwise.core.lives.survival import PiecewiseHazard
+from spotwise.core.lives.survival import PiecewiseHazard, Place, cheapest
 from spotwise.simulator.world.events import EventQueue
 
 #: Time, whether an instance joins or leaves, and its id.

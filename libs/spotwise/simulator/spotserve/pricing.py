@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, parse_market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError, csv_rows

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.fleet.keeper_events import PricedOffer
+from spotwise.core.fleet.keeper.events import PricedOffer
+from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S
 from spotwise.core.fleet.policy import FleetPolicy
-from spotwise.core.fleet.refusals import SHORTEST_S
 from spotwise.core.fleet.types import FleetType
 
 

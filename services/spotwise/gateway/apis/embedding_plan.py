@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.gateway.access.auth import tenant_of

@@ -12,8 +12,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from spotwise.core.requests.adapter import AdapterRef
-from spotwise.core.requests.model_alias import ANY_NAME
+from spotwise.core.requests.names import ANY_NAME, AdapterRef
 from spotwise.gateway.generate.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.schema.shared import LEAST_PRIORITY, MIN_REPETITION_PENALTY
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spotwise.core.messages.mesh import TokenDelta
-from spotwise.core.requests.adapter import AdapterRef
+from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.request import FinishReason, StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spotwise.core.requests.prefix_salt import prefix_salt
+from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.generate.api_options import ApiOptions

@@ -10,10 +10,10 @@ from functools import partial
 import structlog
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages.mesh import CloseRequest, Message, RequestAccepted, RequestRejected, SubmitRequest
 from spotwise.core.messages.worker import StreamRef
-from spotwise.core.requests.prefix_spans import prefix_spans
+from spotwise.core.requests.prefixes import prefix_spans
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.generate.generation import SequenceSpec

@@ -10,7 +10,7 @@ import orjson
 import structlog
 
 from spotwise.core.access.store_budget import RoomVerdict
-from spotwise.core.gateway.stored_response import StoredResponse
+from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.gateway.generate.plan import GenerationPlan
 from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.responses import as_items

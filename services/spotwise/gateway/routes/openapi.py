@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from pydantic.json_schema import models_json_schema
 
-from spotwise.core.requests.model_alias import ANY_NAME
+from spotwise.core.requests.names import ANY_NAME
 from spotwise.gateway.apis.chat import ChatFormat
 from spotwise.gateway.apis.completions import CompletionFormat
 from spotwise.gateway.generate.api_options import ApiOptions

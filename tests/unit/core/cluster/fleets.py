@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.fleet import FleetInstance, FleetReported, LearnedLives
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, FleetReported, InstanceState, LearnedLives, Market
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState
 
 

@@ -6,8 +6,7 @@ import pytest
 
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import Suspects
-from spotwise.core.scheduler.avoidance import AvoidingPlacer
-from spotwise.core.scheduler.placement import Placer
+from spotwise.core.scheduler.placement import AvoidingPlacer, Placer
 from spotwise.core.scheduler.placements import PlacedBy, RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.messages.members import Member, Pool
 from spotwise.core.scheduler.answer_times import AnswerTimes
 from spotwise.core.scheduler.lives import Lives

@@ -7,12 +7,11 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.fleet import FleetReported
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetReported, InstanceState, Market
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.core.scheduler.lives import REPORT_COUNTS_S, Lives
 from spotwise.core.scheduler.pools import Pools
-from spotwise.core.scheduler.worker_life import WorkerLife
+from spotwise.core.scheduler.views import WorkerLife
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant, device, fleet, instance
 

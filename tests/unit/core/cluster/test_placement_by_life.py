@@ -13,7 +13,7 @@ from spotwise.core.scheduler.placement import Placer
 from spotwise.core.scheduler.placements import Placement, RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
-from spotwise.core.scheduler.worker_life import WorkerLife
+from spotwise.core.scheduler.views import WorkerLife
 from tests.unit.core.builders import worker_member
 from tests.unit.core.cluster.fleets import constant
 

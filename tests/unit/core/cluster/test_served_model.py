@@ -9,8 +9,8 @@ import pytest
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberState, Pool
 from spotwise.core.messages.mesh import RejectCode
+from spotwise.core.scheduler.pools import ServedModel
 from spotwise.core.scheduler.role import SchedulerLimits
-from spotwise.core.scheduler.served_model import ServedModel
 from tests.unit.core.builders import only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 

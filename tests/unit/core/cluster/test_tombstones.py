@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.scheduler.tombstones import CAPACITY, LIFETIME_S, Tombstones
+from spotwise.core.scheduler.gone import CAPACITY, LIFETIME_S, Tombstones
 
 
 def test_attempts_up_to_the_closed_one_are_covered() -> None:

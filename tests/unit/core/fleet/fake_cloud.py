@@ -7,16 +7,17 @@ from dataclasses import dataclass, field, replace
 
 from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.fleet.decision import Decided, FleetDecision
-from spotwise.core.fleet.failed_starts import FailedStarts
+from spotwise.core.fleet.keeper.failed_starts import FailedStarts
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import (
     FleetInstance,
     FleetReported,
     InstanceOffer,
+    InstanceState,
+    Market,
     Purchase,
     PurchaseStatus,
 )
-from spotwise.core.messages.market import InstanceState, Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 

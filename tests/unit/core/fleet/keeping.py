@@ -5,12 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeVar
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.keeper import FleetKeeperRole
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.kept import KeptFleet
+from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceRelease, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import Tick
 

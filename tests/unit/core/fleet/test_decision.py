@@ -11,8 +11,7 @@ from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.fleet import LearnedLives, WantedInstances
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, LearnedLives, Market, WantedInstances
 from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND

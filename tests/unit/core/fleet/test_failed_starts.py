@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.fleet.failed_starts import BREAKER, LONGEST_S, FailedStarts
-from spotwise.core.messages.market import Market
+from spotwise.core.fleet.keeper.failed_starts import BREAKER, LONGEST_S, FailedStarts
+from spotwise.core.messages.fleet import Market
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 KEY = ("small", SPOT, "a")

@@ -12,8 +12,7 @@ from spotwise.core.fleet.delta import (
 )
 from spotwise.core.fleet.state import FleetState, MarketState, ZoneRoom
 from spotwise.core.fleet.targets import TypeTarget
-from spotwise.core.messages.fleet import FleetInstance
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, InstanceState, Market
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import FleetState, MarketState, ZoneRoom
 from spotwise.core.fleet.targets import TypeTarget, fleet_targets
-from spotwise.core.messages.fleet import WantedInstances
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market, WantedInstances
 from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
 from tests.unit.core.parallel.builders import machine

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.accounts import GONE_SHOWN_S, MISSING_S
-from spotwise.core.fleet.departures import LISTENED_S
-from spotwise.core.fleet.give_backs import ACCEPTED_S
-from spotwise.core.fleet.keeper import KEEP_S
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.accounts import GONE_SHOWN_S, MISSING_S
+from spotwise.core.fleet.keeper.departures import ACCEPTED_S, LISTENED_S
+from spotwise.core.fleet.keeper.failed_starts import LONGEST, SHORTEST_S
+from spotwise.core.fleet.keeper.purchases import LONG_S, REPORTED_S
+from spotwise.core.fleet.keeper.role import KEEP_S
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.fleet.purchases import LONG_S, REPORTED_S
-from spotwise.core.fleet.refusals import LONGEST, SHORTEST_S
-from spotwise.core.messages.fleet import FleetOrder, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, InstanceState, Market, Purchase
 from spotwise.core.messages.members import MemberState
 from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport

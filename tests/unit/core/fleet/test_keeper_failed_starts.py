@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.failed_starts import BREAKER
-from spotwise.core.messages.fleet import InstanceOffer, InstanceRelease, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.failed_starts import BREAKER
+from spotwise.core.messages.fleet import InstanceOffer, InstanceRelease, InstanceState, Market, Purchase
 from spotwise.core.messages.members import MemberState
 from tests.unit.core.fleet.keeping import START_S, Keeping, device, listed, of, purchase
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.keeper import SILENT_S
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.role import SILENT_S
 from spotwise.core.messages.mesh import Tick
 from spotwise.core.spot.commands import PublishNotice
 from tests.unit.core.fleet.keeping import Keeping, device, listed, of, purchase

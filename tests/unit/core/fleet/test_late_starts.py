@@ -8,11 +8,11 @@ import pytest
 
 from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import FleetDecision
-from spotwise.core.fleet.failed_starts import BREAKER, LONGEST_S
-from spotwise.core.fleet.late_starts import MOST_PATIENCE
+from spotwise.core.fleet.keeper.failed_starts import BREAKER, LONGEST_S
+from spotwise.core.fleet.lasting import MOST_PATIENCE
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.parallel.model_shape import ModelShape
 from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
 

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.lives.survival import PiecewiseHazard
-from spotwise.core.messages.fleet import FleetInstance, LearnedLives
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, InstanceState, LearnedLives, Market
 
 INSTANCE = FleetInstance("i", "small", Market.SPOT, InstanceState.RUNNING, 900.0, "token", "z1")
 

@@ -8,8 +8,7 @@ import pytest
 
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
-from spotwise.core.fleet.measured import MeasuredType, measured_model
-from spotwise.core.fleet.types import USUAL_NETWORK_BYTES_PER_S, FleetType
+from spotwise.core.fleet.types import USUAL_NETWORK_BYTES_PER_S, FleetType, MeasuredType, measured_model
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import ScaledCost
 from tests.unit.core.fleet.fake_cloud import SHAPE, fleet_type

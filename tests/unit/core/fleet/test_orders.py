@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 
 from spotwise.core.fleet.orders import OpenPurchases, OpenReleases
-from spotwise.core.messages.fleet import FleetInstance, FleetReported, PurchaseStatus
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetInstance, FleetReported, InstanceState, Market, PurchaseStatus
 
 
 def report(at_s: float, *instances: FleetInstance, purchases: tuple[PurchaseStatus, ...] = ()) -> FleetReported:

@@ -11,7 +11,7 @@ from spotwise.core.migration.deployment import Deployment, Device, Instance, Run
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.mapping.matching import most_gained
-from spotwise.core.migration.mapping.reusable import Reusable
+from spotwise.core.migration.mapping.parts import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.mapping.reusable import Reusable
+from spotwise.core.migration.mapping.parts import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 from tests.unit.core.migration.held_parts import common_bytes, kv_of, weights_of

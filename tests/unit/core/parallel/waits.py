@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spotwise.core.parallel.queueing import waits_s
+from spotwise.core.parallel.mixes import waits_s
 
 
 def waiting_s(

@@ -12,7 +12,7 @@ from spotwise.core.fleet.decision import REPORT_LASTS_S
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.membership.membership import Membership
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.fleet_planning import FleetPlanning

@@ -7,8 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.messages import mesh as m
-from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.learned_seconds import LearnedSeconds
+from spotwise.core.planner.change_cost import ChangeCost, LearnedSeconds
 from tests.unit.core.planner.reshape_bench import group
 
 ONE, TWO, SIX = group("a", "d0"), group("b", "d0", "d1"), group("c", *(f"d{number}" for number in range(6)))

@@ -9,8 +9,7 @@ import pytest
 from spotwise.core.fleet.decision import Decided
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.membership.membership import Membership
-from spotwise.core.messages.fleet import FleetOrder, LoadReported
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, InstanceState, LoadReported, Market
 from spotwise.core.messages.members import Pool
 from spotwise.core.messages.reshape import DeviceGroup, DeviceSurveyed
 from spotwise.core.parallel.config import ParallelConfig

@@ -6,7 +6,7 @@ import pytest
 
 from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.reports import KEPT_S, REPEAT_S
+from spotwise.core.spot.notices import KEPT_S, REPEAT_S
 from tests.unit.core.spot.watching import Watching, notice, of, reports, worker
 
 DEADLINE_S = 1500.0

@@ -9,7 +9,7 @@ import pytest
 from spotwise.cli.worker_values import policy_name
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.scheduling.registry import SCHEDULING_POLICIES, RegisteredPolicy
+from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, RegisteredPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.worker.bench import WorkerBench, rows

@@ -14,9 +14,8 @@ from spotwise.core.requests.request import RequestState, StopCriteria
 from spotwise.core.worker.kv.prefix_cache import PrefixCache
 from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from spotwise.core.worker.scheduling.mlfq_policy import MlfqSchedulingPolicy, queues_for
+from spotwise.core.worker.scheduling.policies import MlfqSchedulingPolicy, queues_for, scheduling_policy_of
 from spotwise.core.worker.scheduling.policy import KeyedPolicy, by_priority, by_tokens_left
-from spotwise.core.worker.scheduling.registry import scheduling_policy_of
 from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.core.worker.sequences.table import SequenceTable
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from spotwise.core.messages.worker import StreamRef
 from spotwise.core.requests.request import RequestState
+from spotwise.core.worker.kv.preemptive_allocator import SchedulingStep
 from spotwise.core.worker.scheduling.policy import KeyedPolicy
-from spotwise.core.worker.scheduling.step import SchedulingStep
 from spotwise.core.worker.sequences.sequence import Sequence
 
 

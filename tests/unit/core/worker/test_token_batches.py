@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.limits import RecoveryLimits
+from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import TOO_LARGE, TokenLogprobs
-from spotwise.core.worker.sequences.token_batches import MOST_BATCH_BYTES, sendable
+from spotwise.core.worker.sequences.table import MOST_BATCH_BYTES, sendable
 from spotwise.wire.codec import encode
 from tests.unit.core.builders import only
 from tests.unit.core.gateway_bench import GatewayBench, submitted

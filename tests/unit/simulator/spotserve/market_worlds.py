@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.core.fleet.keeper_events import PricedOffer
+from spotwise.core.fleet.keeper.events import PricedOffer
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.types import FleetType
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals

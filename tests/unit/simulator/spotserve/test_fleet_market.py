@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.fleet.policy import FleetPolicy
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.fleet import PaidLife
 from spotwise.simulator.spotserve.run import STALL_S, SpotOutcome

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList
 from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.policy import Phases
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.run import STALL_S, SpotRun

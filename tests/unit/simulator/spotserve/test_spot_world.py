@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.costs.cost_model import BatchShape
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline
 from spotwise.simulator.spotserve.fleet import Fleet, Stage, fleet_events

@@ -16,6 +16,7 @@ from spotwise.core.migration.deployment import Deployment, Device
 from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.mapping.inheritance import Inheritance, inherit
 from spotwise.core.migration.mapping.matching import Gains, bundle, match_groups, most_gained
+from spotwise.core.migration.mapping.parts import Reusable
 from spotwise.core.migration.mapping.position_groups import (
     UNPLACED,
     Groups,
@@ -24,7 +25,6 @@ from spotwise.core.migration.mapping.position_groups import (
     tensor_groups_of,
     with_fewest_cuts,
 )
-from spotwise.core.migration.mapping.reusable import Reusable
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 from array import array
 
-from spotwise.core.requests.prefix_salt import root_hash
+from spotwise.core.requests.prefixes import root_hash
 from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.core.worker.sequences.table import SequenceTable
 

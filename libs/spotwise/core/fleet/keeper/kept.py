@@ -1,4 +1,4 @@
-"""What a keeper leaves to its successor: the record in the mesh's store.
+"""What a keeper leaves to its successor: the record in the store.
 
 Law: the record is written by the newest keeper only (its incarnation decides). It has all that a provider's listing does not
 tell: the bill, the lives, the purchases that were answered, the instances that have to leave and those that did not start.
@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.messages.fleet import Purchase, PurchaseStatus
-from spotwise.core.messages.market import Market
+from spotwise.core.messages.fleet import Market, Purchase, PurchaseStatus
 
 
 @dataclass(frozen=True, slots=True)

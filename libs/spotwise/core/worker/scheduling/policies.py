@@ -1,4 +1,10 @@
-"""Skip-join multi-level feedback queue as a worker's scheduling policy, within priorities and tenants' turns.
+"""The scheduling policies by name, and the skip-join multi-level feedback queue with fairness among tenants.
+
+Law: each tenant's counter sums the weighted tokens that it was served; rows go to the least counter among tenants with work.
+Within a tenant the given order stays. A tenant that was idle is lifted to the least counter of busy tenants, or to the last
+busy one's: idle time earns no credit. Tenants with work are always served; no capacity is kept back.
+Source: virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), section 4.1, with its
+weights; there it chooses newcomers, here the rows of each iteration.
 
 Law: clients' priorities come first, then tenants' turns (`fairness.py`), then the queues (`mlfq.py`).
 A sequence is charged what its tokens cost alone; its tenant, what they are worth.
@@ -6,17 +12,94 @@ A sequence is charged what its tokens cost alone; its tenant, what they are wort
 
 from __future__ import annotations
 
+import heapq
+from collections import deque
+from collections.abc import Callable, Collection, Sequence
 from collections.abc import Sequence as Rows
+from dataclasses import dataclass
 from itertools import groupby
+from typing import TypeVar
 
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.worker.kv.prefix_cache import PrefixCache
-from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.scheduling.fairness import OUTPUT_TOKEN_WEIGHT, PROMPT_TOKEN_WEIGHT, VirtualTokenCounters
+from spotwise.core.worker.policy import Discipline, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
-from spotwise.core.worker.scheduling.policy import NewSequence, by_priority
+from spotwise.core.worker.scheduling.policy import (
+    KeyedPolicy,
+    NewSequence,
+    SchedulingPolicy,
+    by_priority,
+    by_tokens_left,
+)
 from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.core.worker.sequences.table import SequenceTable
+
+PROMPT_TOKEN_WEIGHT = 1.0
+OUTPUT_TOKEN_WEIGHT = 2.0
+
+_Job = TypeVar("_Job")
+
+
+class VirtualTokenCounters:
+    """Counters by tenant; of idle tenants only those above the floor are kept."""
+
+    def __init__(self) -> None:
+        self._served: dict[str, float] = {}
+        self._last_busy_served = 0.0
+
+    def __len__(self) -> int:
+        return len(self._served)
+
+    def served(self, tenant: str) -> float:
+        """Return a tenant's counter."""
+        return self._served.get(tenant, 0.0)
+
+    def at_arrival(self, tenant: str, busy: Collection[str]) -> float:
+        """Return the counter that a tenant would have with a first job beside these; its own where it is one of them."""
+        return max(self.served(tenant), self._floor(busy))
+
+    def charge(self, tenant: str, prompt_tokens: int, output_tokens: int) -> None:
+        """Count tokens that a tenant was served."""
+        worth = PROMPT_TOKEN_WEIGHT * prompt_tokens + OUTPUT_TOKEN_WEIGHT * output_tokens
+        self._served[tenant] = self.served(tenant) + worth
+
+    def note_busy(self, tenants: Collection[str], before: Collection[str]) -> None:
+        """Note which tenants have work now, and had it `before`; new ones are lifted."""
+        floor = self._floor([tenant for tenant in tenants if tenant in before])
+        for tenant in tenants:
+            if tenant not in before:
+                self._served[tenant] = max(self.served(tenant), floor)
+        for tenant in [tenant for tenant in self._served if tenant not in tenants]:
+            if tenant in before:
+                self._last_busy_served = max(self._last_busy_served, self._served[tenant])
+            if self._served[tenant] <= floor:
+                del self._served[tenant]
+
+    def _floor(self, busy: Collection[str]) -> float:
+        return min(map(self.served, busy), default=self._last_busy_served)
+
+    def in_turn(
+        self, jobs: Sequence[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]
+    ) -> list[_Job]:
+        """Return jobs, in order within each tenant, in order of rows; `worth_of`: weighted tokens of the next iteration."""
+        queues: dict[str, deque[_Job]] = {}
+        for job in jobs:
+            queues.setdefault(tenant_of(job), deque()).append(job)
+        if len(queues) < 2:
+            return list(jobs)
+        turns = [(self.served(tenant), number, tenant) for number, tenant in enumerate(queues)]
+        heapq.heapify(turns)
+        ordered = []
+        while turns:
+            served, number, tenant = turns[0]
+            job = queues[tenant].popleft()
+            ordered.append(job)
+            if queues[tenant]:
+                heapq.heapreplace(turns, (served + worth_of(job), number, tenant))
+            else:
+                heapq.heappop(turns)
+        return ordered
+
 
 #: The default starvation limit, in first quanta: 30 s at the 20 ms of a lone decode of 13 billion parameters on an A100. With
 #: FastServe's 300 ms all jobs starve once they are more than a few batches (docs/simulator.md has both).
@@ -163,3 +246,34 @@ def _tenant(sequence: Sequence) -> str:
 
 def _worth(sequence: Sequence) -> float:
     return OUTPUT_TOKEN_WEIGHT if sequence.is_decoding else PROMPT_TOKEN_WEIGHT * sequence.uncomputed_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class RegisteredPolicy:
+    """How a scheduling policy is made for one worker; `needs_oracle`: for answers' lengths, known in simulation only."""
+
+    make: Callable[[WorkerPolicy, SequenceTable, PrefixCache], SchedulingPolicy]
+    needs_oracle: bool = False
+
+
+SCHEDULING_POLICIES: dict[str, RegisteredPolicy] = {
+    Discipline.FCFS: RegisteredPolicy(lambda *_: KeyedPolicy()),
+    Discipline.PRIORITY: RegisteredPolicy(lambda *_: KeyedPolicy(by_priority)),
+    Discipline.SRPT: RegisteredPolicy(lambda *_: KeyedPolicy(by_tokens_left), needs_oracle=True),
+    Discipline.MLFQ: RegisteredPolicy(mlfq_policy_of),
+}
+
+
+def served_policies() -> list[str]:
+    """Return the names of the scheduling policies that live workers offer."""
+    return [str(name) for name, registered in SCHEDULING_POLICIES.items() if not registered.needs_oracle]
+
+
+def scheduling_policy_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> SchedulingPolicy:
+    """Return a worker's scheduling policy; `ValueError` where none has that name."""
+    registered = SCHEDULING_POLICIES.get(policy.discipline)
+    if registered is None:
+        raise ValueError(
+            f"no scheduling policy is named {policy.discipline!r}; there are {', '.join(SCHEDULING_POLICIES)}"
+        )
+    return registered.make(policy, table, prefixes)

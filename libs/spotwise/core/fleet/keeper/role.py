@@ -1,4 +1,4 @@
-"""The keeper of a fleet: carries out the planner's orders with a provider, and reports what there is and what it costs.
+"""The keeper of a fleet: carries out purchases and releases at the provider.
 
 Law: an order of an earlier term, or an earlier one of its term, is ignored. Nothing is bought before the fleet was listed.
 An instance is STARTING until one of its devices was ready, then RUNNING; LEAVING from its release or notice on; GONE for good.
@@ -14,17 +14,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spotwise.core.fleet import keeper_events as k
-from spotwise.core.fleet.accounts import Account, Accounts
-from spotwise.core.fleet.departures import Departures
 from spotwise.core.fleet.devices import instance_of
-from spotwise.core.fleet.failed_starts import FailedStarts
-from spotwise.core.fleet.give_backs import GiveBacks
-from spotwise.core.fleet.kept import InstanceLeave, KeptFleet
-from spotwise.core.fleet.purchases import LONG_S, Purchases, key_of
-from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey
+from spotwise.core.fleet.keeper import events as k
+from spotwise.core.fleet.keeper.accounts import Account, Accounts
+from spotwise.core.fleet.keeper.departures import Departures, GiveBacks
+from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S, FailedStarts, OfferKey
+from spotwise.core.fleet.keeper.kept import InstanceLeave, KeptFleet
+from spotwise.core.fleet.keeper.purchases import LONG_S, Purchases, key_of
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.market import InstanceState
+from spotwise.core.messages.fleet import InstanceState
 from spotwise.core.spot.policy import COMPUTING
 
 REPORT_S = 1.0

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.fleet.keeper_events import PricedOffer, PurchaseAnswered, RefusalKind
-from spotwise.core.fleet.kept import KeptPurchase
-from spotwise.core.fleet.refusals import SHORTEST_S, OfferKey, Refusals
+from spotwise.core.fleet.keeper.events import PricedOffer, PurchaseAnswered, RefusalKind
+from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S, OfferKey, Refusals
+from spotwise.core.fleet.keeper.kept import KeptPurchase
 from spotwise.core.messages.fleet import Purchase, PurchaseStatus
 
 #: Seconds for which a purchase that no order has any more is reported.

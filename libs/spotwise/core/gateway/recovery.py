@@ -1,4 +1,4 @@
-"""The outcomes of a request's attempts, and when the request is given up.
+"""How long a gateway tries to finish a request: limits, the outcomes of attempts, and when the request is given up.
 
 Law: an attempt makes progress once it has brought `PROGRESS_TOKENS` tokens (each attempt repeats the prompt phase's first one).
 Without progress in between, `MAX_FRUITLESS` attempts that workers gave back for a failure end the request.
@@ -14,6 +14,34 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spotwise.core.messages.mesh import Suspects
+
+
+@dataclass(frozen=True, slots=True)
+class RecoveryLimits:
+    """Limits of a request's recovery, in seconds.
+
+    Attributes:
+        recovery_s: a lost attempt is followed by others until this long after the first loss since the last token, not counting
+            time in which another one was held.
+        retry_pause_s: between an attempt that was lost and the next.
+        stall_s: an attempt without tokens for so long is lost, although it is held: a bug's last net, since watchdogs find what
+            is stuck, and requests of a full mesh wait for minutes.
+        scheduler_timeout_s: silence of a lost scheduler: a slow one keeps its queue, and a restarted one announces itself.
+        submit_s: a request that no scheduler has accepted yet is submitted again until this long after it was received: of
+            several schedulers a standby takes over, and a single one is started again.
+        unheld_s: an attempt that no scheduler and no worker has named as held for so long is lost; `None` where they name none.
+        gap_s: a token that others have overtaken, or a batch that its worker has counted, is lost after this long.
+    """
+
+    recovery_s: float = 30.0
+    retry_pause_s: float = 0.3
+    stall_s: float = 600.0
+    member_timeout_s: float = 2.0
+    scheduler_timeout_s: float = 10.0
+    submit_s: float = 0.0
+    unheld_s: float | None = None
+    gap_s: float = 1.0
+
 
 #: Tokens of one attempt that are progress.
 PROGRESS_TOKENS = 8

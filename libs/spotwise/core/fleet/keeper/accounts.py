@@ -11,13 +11,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.fleet.keeper_events import ListedInstance, PricedOffer
-from spotwise.core.fleet.kept import KeptFleet, KeptInstance, KeptLife
+from spotwise.core.fleet.keeper.events import ListedInstance, PricedOffer
+from spotwise.core.fleet.keeper.failed_starts import OfferKey
+from spotwise.core.fleet.keeper.kept import KeptFleet, KeptInstance, KeptLife
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.fleet.refusals import OfferKey
 from spotwise.core.lives.survival import Life, fit_hazard
-from spotwise.core.messages.fleet import LearnedLives
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import InstanceState, LearnedLives, Market
 
 #: Prices are known so many seconds after they changed.
 SETTLE_S = 180.0

@@ -1,14 +1,13 @@
-"""Events and commands of the fleet keeper's role, beside the messages of the mesh."""
+"""Events and commands of the fleet keeper's role."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
 
-from spotwise.core.fleet.kept import KeptFleet
+from spotwise.core.fleet.keeper.kept import KeptFleet
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.fleet import FleetOrder, FleetReported, Purchase
-from spotwise.core.messages.market import InstanceState, Market
+from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport
