@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from spotwise.mesh.embedded.child_process import ChildProcess, start_child
 from spotwise.mesh.embedded.servers import (
     LOOPBACK,
     EmbeddedServer,
@@ -19,7 +20,6 @@ from spotwise.mesh.embedded.servers import (
     redis_server,
 )
 from spotwise.mesh.nats.bus import NatsBus
-from spotwise.mesh.process.child_process import ChildProcess, start_child
 
 _PATIENCE_S = 30.0
 _PASSWORD = "hush"

@@ -12,8 +12,8 @@ import pytest
 from numpy.typing import NDArray
 
 from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget, QueueLevel
-from spotwise.mesh.ports.kv_sections import WholeKv
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
+from spotwise.mesh.ports.weights import WholeKv
 
 LAYERS, BLOCKS, CELL_BYTES = 3, 16, 64
 HANDOFF = KvHandoff("r", epoch=1, num_tokens=20, first_token_id=5, level=QueueLevel(3, 0.25))

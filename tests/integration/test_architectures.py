@@ -14,8 +14,8 @@ from transformers import AutoModelForCausalLM
 
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.model.compatibility import ModelFacts
-from spotwise.engine.model.layer_attention import LayerAttention
 from spotwise.engine.model.loading import EngineConfig, load_model
 from tests.unit.engine.tape_capture import TapeCapture
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record

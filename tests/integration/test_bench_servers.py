@@ -13,7 +13,7 @@ import pytest
 from spotwise.benchmarks.vllm_server import running_vllm
 from spotwise.cli.bench.servers import running_mesh
 from spotwise.cli.errors import CommandError
-from spotwise.mesh.process.child_process import identify, is_alive, send_signal
+from spotwise.mesh.embedded.child_process import identify, is_alive, send_signal
 
 #: Serves /health, starts a process of its own that ignores requests to leave, and records both.
 FAKE_VLLM = """#!/usr/bin/env python3

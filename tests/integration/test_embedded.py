@@ -18,6 +18,7 @@ import pytest
 import redis
 
 from spotwise.mesh.embedded import servers as embedded
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded.servers import (
     EmbeddedServer,
     EmbeddedServerError,
@@ -26,7 +27,6 @@ from spotwise.mesh.embedded.servers import (
     redis_server,
     running,
 )
-from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive, send_signal, start_child
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ADMIN, Principal
 from spotwise.wire.roles import MeshRole

@@ -25,7 +25,7 @@ from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import GenerationError
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.service.host import ServiceHost
-from spotwise.mesh.service.host_metrics import HostMetrics
+from spotwise.mesh.service.metrics_server import HostMetrics
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 from spotwise.wire.roles import MeshRole

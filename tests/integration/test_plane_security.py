@@ -19,6 +19,7 @@ from spotwise.cli.certs.authority import CertificateAuthority, read_certificate
 from spotwise.cli.certs.folder import CredentialsFolder
 from spotwise.cli.errors import CommandError
 from spotwise.core.messages.groups import DissolveGroup, GroupOrder, SwapGroupKv
+from spotwise.mesh.embedded.child_process import start_child
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_answers, nats_server, redis_server, running
 from spotwise.mesh.grpc.control import ControlServer, answers, is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess
@@ -26,8 +27,7 @@ from spotwise.mesh.grpc.device_control import DeviceLink, Report, device_handler
 from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PlaneTls
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.child_process import start_child
-from spotwise.mesh.process.mesh_secret import MeshSecret, read_mesh_secret
+from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects

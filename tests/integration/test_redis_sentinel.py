@@ -13,7 +13,7 @@ import pytest
 
 from spotwise.mesh.embedded.servers import free_port
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.cancelling import end_tasks
+from spotwise.mesh.process.background_work import end_tasks
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from tests.clusters import RedisServers, running_redis_servers

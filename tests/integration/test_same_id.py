@@ -16,10 +16,10 @@ import pytest
 from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.options import MeshOptions
 from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.child_process import ProcessIdentity
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects

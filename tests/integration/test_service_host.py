@@ -16,7 +16,7 @@ from spotwise.core.messages.mesh import LedgerEntry, RequestAccepted
 from spotwise.core.messages.worker import CancelRequest
 from spotwise.mesh.grpc.control import is_serving
 from spotwise.mesh.ports.ports import BusMessage, MeshError, PayloadTooLargeError
-from spotwise.mesh.process.event_errors import LoggedErrors
+from spotwise.mesh.process.logs import LoggedErrors
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects

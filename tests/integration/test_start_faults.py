@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.files.user_folders import NoHomeError, expanded, home_folder
-from spotwise.mesh.process.child_process import identify
+from spotwise.mesh.embedded.child_process import identify
 
 NO_PASSWD = """
 import pwd

@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
 
 pytestmark = pytest.mark.mesh

@@ -17,7 +17,7 @@ from spotwise.mesh.links.link_seal import sealed_copy
 from spotwise.mesh.links.ucx_links import MOST_LINKS_OF_A_PEER, MOST_WAITING
 from spotwise.mesh.links.ucx_reactor import UcxReactor
 from spotwise.mesh.ports.ports import KvTransferError
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, encode_frame
 from spotwise.wire.link_hello import (
     HELLO_BYTES,

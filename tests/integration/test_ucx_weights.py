@@ -13,7 +13,7 @@ from spotwise.core.weights.inventory import FilePiece, ModelSketch, PanelRange, 
 from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.weights import WeightTransferError
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 
 pytestmark = pytest.mark.mesh
 

@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
-from spotwise.mesh.ports.kv_sections import WholeKv
 from spotwise.mesh.ports.ports import TransferReport
+from spotwise.mesh.ports.weights import WholeKv
 
 LAYERS, BLOCKS, CELL_BYTES = 6, 64, 1536
 PATIENCE_S = 60.0

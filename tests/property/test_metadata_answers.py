@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
-from spotwise.cloud.dates import unix_s
-from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest
+from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest, unix_s
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.core.spot.signs import ActiveSigns, MetadataAnswered

@@ -20,8 +20,8 @@ from spotwise.mesh.links.kv_exports import KvExports
 from spotwise.mesh.links.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_push import UcxPush
-from spotwise.mesh.ports.kv_sections import KvSections, WholeKv
 from spotwise.mesh.ports.ports import KvTransferError
+from spotwise.mesh.ports.weights import KvSections, WholeKv
 from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame
 

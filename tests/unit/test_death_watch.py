@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from spotwise.mesh.process.child_process import identify, is_alive
+from spotwise.mesh.embedded.child_process import identify, is_alive
 
 #: Starts a process of a home in a session of its own, tells its pid, and waits.
 _TESTS = """

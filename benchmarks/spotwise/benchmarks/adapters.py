@@ -13,10 +13,10 @@ import typer
 from safetensors.numpy import save_file
 
 from spotwise.benchmarks.rounds import medians_ms, row_of_rounds, run_rounds
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import mesh_of
-from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.adapter_files import CONFIG_FILE, PREFIX, WEIGHTS_FILE
 from spotwise.engine.model.checkpoint import read_checkpoint
 from spotwise.engine.model.model_store import DEFAULT_MODEL

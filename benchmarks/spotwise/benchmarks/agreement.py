@@ -13,7 +13,7 @@ from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.errors import ModelError
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 

@@ -26,7 +26,7 @@ from spotwise.benchmarks.open_loop import print_failures
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.scheduler import DECISION_US
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh

@@ -24,7 +24,7 @@ from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh
-from spotwise.cli.launch.listening_port import open_ports
+from spotwise.cli.launch.gateway_options import open_ports
 from spotwise.core.parallel.config import ParallelConfig
 
 #: One group in so many gets a notice.

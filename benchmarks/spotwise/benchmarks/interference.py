@@ -13,7 +13,6 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from spotwise.benchmarks.open_loop import send_at_times
-from spotwise.cli.bench.closed_loop import run_closed_loop, run_together
 from spotwise.cli.bench.completion import (
     Answer,
     http_errors_as_command_errors,
@@ -21,6 +20,7 @@ from spotwise.cli.bench.completion import (
     random_prompt,
     stream_completion,
 )
+from spotwise.cli.bench.load import run_closed_loop, run_together
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.core.percentile import percentile
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice

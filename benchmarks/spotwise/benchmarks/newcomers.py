@@ -27,7 +27,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 from spotwise.worker.machine import cores_name
 

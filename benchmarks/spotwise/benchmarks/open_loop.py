@@ -16,8 +16,8 @@ import httpx
 from rich.console import Console
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.cli.bench.closed_loop import Answered, run_together
 from spotwise.cli.bench.completion import open_client, random_prompt, run_completion, stream_completion
+from spotwise.cli.bench.load import Answered, run_together
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 

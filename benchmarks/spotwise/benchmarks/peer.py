@@ -30,13 +30,13 @@ from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
-from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
+from spotwise.cli.bench.load import run_together
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 #: Our advice for one machine with few cores; and a mesh with a process for each phase.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import random
 
-from spotwise.cli.bench.closed_loop import run_together
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
+from spotwise.cli.bench.load import run_together
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.status_members import gather_status
+from spotwise.cli.status_table import gather_status
 from spotwise.core.messages.members import Pool
 
 ITERATION_LEVEL = "iteration_level"

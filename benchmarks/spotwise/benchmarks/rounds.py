@@ -11,8 +11,7 @@ from typing import Any, TypeVar
 
 from rich.console import Console
 
-from spotwise.cli.bench.closed_loop import StreamShape
-from spotwise.cli.bench.load import RoundMeasurements, run_round
+from spotwise.cli.bench.load import RoundMeasurements, StreamShape, run_round
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target
 

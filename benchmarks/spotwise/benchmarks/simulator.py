@@ -28,7 +28,7 @@ from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
-from spotwise.cli.profile_reach import extrapolation_document, extrapolation_lines
+from spotwise.cli.profile_files import extrapolation_document, extrapolation_lines
 from spotwise.cli.profile_run import measure_costs, profile_steps
 from spotwise.core.costs.measured_range import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile

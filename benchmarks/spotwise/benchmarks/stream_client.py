@@ -1,7 +1,7 @@
 """A client for thousands of streams that takes little CPU from the mesh on the same machine.
 
-One keep-alive connection per stream. Events are not parsed (unlike `cli/sse.py`): the bytes show the first token, the usage
-and the end. Errors are outcomes, not exceptions.
+One keep-alive connection per stream. Events are not parsed (unlike `cli/resumable_stream.py`): the bytes show the first token,
+the usage and the end. Errors are outcomes, not exceptions.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ from typing import Any
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.sampling import sampled
 from spotwise.benchmarks.stream_client import StreamConnection, StreamOutcome
-from spotwise.cli.bench.closed_loop import StreamShape, run_closed_loop
 from spotwise.cli.bench.completion import random_prompt
+from spotwise.cli.bench.load import StreamShape, run_closed_loop
 from spotwise.cli.bench.servers import MeshEndpoint
 
 _SAMPLE_S = 0.5

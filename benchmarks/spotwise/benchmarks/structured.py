@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from spotwise.benchmarks.rounds import medians_ms, row_of_rounds, run_rounds
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import mesh_of
 

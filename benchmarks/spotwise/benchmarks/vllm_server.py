@@ -14,8 +14,8 @@ import psutil
 
 from spotwise.cli.bench.servers import GRACE_S, POLL_S, ServerEndpoint, own_run_folder, wait_until
 from spotwise.engine.model.loading import EngineConfig, resolve
+from spotwise.mesh.embedded.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 from spotwise.mesh.embedded.servers import free_port
-from spotwise.mesh.process.child_process import ChildProcess, identify, is_alive, send_signal, start_child
 
 #: vLLM's own remedy for long prompts between short steps: few prompt tokens in each.
 TUNED_ARGUMENTS = ("--max-num-batched-tokens", "256")

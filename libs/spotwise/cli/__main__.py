@@ -7,9 +7,8 @@ from typing import Annotated
 
 import typer
 
-from spotwise.cli.errors import CommandError, os_error_line
+from spotwise.cli.errors import CommandError, os_error_line, silence_logging
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.cli.silence import silence_logging
 
 #: Where each command is, and what `--help` says of it, for which none is imported.
 COMMANDS = {

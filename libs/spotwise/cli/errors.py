@@ -1,11 +1,19 @@
-"""Errors that a command prints to its user instead of a traceback."""
+"""Errors that a command prints to its user instead of a traceback; its adapters' log lines are dropped."""
 
 from __future__ import annotations
 
 import errno
+import logging
 from typing import ClassVar
 
-from spotwise.mesh.process.redaction import without_passwords
+from spotwise.mesh.process.logs import without_passwords
+
+
+def silence_logging() -> None:
+    """Drop the adapters' log lines, for a command, whose errors are exceptions."""
+    import structlog  # `--help` needs none, and it takes as long to import as all else of it
+
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
 
 
 class CommandError(Exception):

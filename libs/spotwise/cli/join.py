@@ -18,7 +18,7 @@ from spotwise.cli.mesh_access import open_store, operator_access
 from spotwise.cli.options import parse_size
 from spotwise.cli.running_mesh import running_state
 from spotwise.cli.worker_values import require_worker_id
-from spotwise.mesh.service.same_id import holder
+from spotwise.mesh.service.registration import holder
 
 
 class HomePool(StrEnum):

@@ -13,7 +13,7 @@ from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh_access import open_store, operator_access
-from spotwise.cli.status_members import gather_status
+from spotwise.cli.status_table import gather_status
 from spotwise.core.messages.members import Member
 from spotwise.mesh.grpc.control import IterationTime, RecentIterations, recent_iterations
 

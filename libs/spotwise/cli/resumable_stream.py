@@ -14,7 +14,13 @@ import orjson
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import client_options
-from spotwise.cli.sse import decode_event
+
+
+def decode_event(line: str) -> dict[str, Any] | None:
+    """Decode one line of a stream; `None` for a blank line, a comment and `[DONE]`. Raises `orjson.JSONDecodeError`."""
+    data = line.removeprefix("data:").strip()
+    return orjson.loads(data) if line.startswith("data:") and data != "[DONE]" else None
+
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.

@@ -32,9 +32,16 @@ def status(
     """
     url = find_store(name, redis_url)
     # Only now: the clients of gRPC and the store take longer to import than all else here.
-    from spotwise.cli.status_members import gather_status, missing_services, with_other_weights
-    from spotwise.cli.status_store import store_problems, store_use, use_line
-    from spotwise.cli.status_table import as_dict, status_table
+    from spotwise.cli.status_table import (
+        as_dict,
+        gather_status,
+        missing_services,
+        status_table,
+        store_problems,
+        store_use,
+        use_line,
+        with_other_weights,
+    )
 
     console = _console()
 

@@ -1,16 +1,111 @@
-"""The table and the JSON of `spotwise status`."""
+"""What the members of a mesh say of themselves, and how full the store is, as a table."""
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.table import Table
 
-from spotwise.cli.status_members import WORKERS, MemberStatus, with_other_weights
-from spotwise.core.messages.members import DevicePlace, Member, MemberKind, QuarantinedPair, WorkerLoad
+from spotwise.cli.mesh_access import open_store, operator_access
+from spotwise.core.access.store_budget import Kind, RoomUse
+from spotwise.core.messages.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.scheduler.views import has_off_pool_work
+from spotwise.mesh.grpc.control import EngineDescription, describe_engine, is_serving
+from spotwise.mesh.grpc.control_access import ControlAccess
+from spotwise.mesh.ports.ports import MeshError
+
+WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class MemberStatus:
+    """One member: its registration, its health check's answer, and its description of itself."""
+
+    member: Member
+    serving: bool
+    engine: EngineDescription | None
+
+    @property
+    def member_now(self) -> Member:
+        """The member's latest record."""
+        return self.engine.member if self.engine else self.member
+
+    @property
+    def pool_now(self) -> Pool | None:
+        """The worker's current pool: its home pool, or the mixed pool while it runs off-pool work."""
+        member = self.member_now
+        away = member.load is not None and has_off_pool_work(member.pool, member.load)
+        return Pool.MIXED if away else member.pool
+
+
+async def gather_status(redis_url: str) -> list[MemberStatus]:
+    """Query every registered member's status; raises `CommandError` where the store does not answer."""
+    async with open_store(redis_url) as store:
+        members = await store.members()
+    access = operator_access()
+    return list(await asyncio.gather(*(_query(member, access) for member in members)))
+
+
+async def _query(member: Member, access: ControlAccess) -> MemberStatus:
+    serving = await is_serving(member.grpc_address, access=access)
+    engine = None
+    if serving and member.kind in (*WORKERS, MemberKind.DEVICE):
+        try:
+            engine = await describe_engine(member.grpc_address, member.id, access=access)
+        except MeshError:
+            serving = False
+    return MemberStatus(member, serving, engine)
+
+
+def missing_services(members: list[MemberStatus]) -> list[str]:
+    """Say which services are missing that every request needs."""
+    present = {status_.member.kind for status_ in members}
+    missing = {
+        "gateway": MemberKind.GATEWAY not in present,
+        "scheduler": MemberKind.CLUSTER_SCHEDULER not in present,
+        "worker": not present.intersection(WORKERS),
+    }
+    return [f"no {what} is in the mesh: no request is served" for what, is_missing in missing.items() if is_missing]
+
+
+def with_other_weights(members: list[MemberStatus]) -> set[str]:
+    """Return the ids of workers whose weights are not those that the mesh serves."""
+    served = {s.member.model_digest for s in members if s.member.kind is MemberKind.CLUSTER_SCHEDULER} - {None}
+    workers = [s.member_now for s in members if s.engine is not None and s.member.kind in WORKERS]
+    return {worker.id for worker in workers if served and worker.model_digest not in served}
+
+
+async def store_use(redis_url: str) -> Mapping[Kind, RoomUse]:
+    """Return how full the room of each kind is; raises `CommandError` where the store does not answer."""
+    async with open_store(redis_url) as store:
+        return await store.room_use()
+
+
+def use_line(uses: Mapping[Kind, RoomUse]) -> str:
+    """Return a line that says how much is kept of what."""
+    shown = [f"{kind} {_mib(use.used_bytes)} of {_mib(use.most_bytes)}" for kind, use in uses.items() if use.most_bytes]
+    return f"kept in the store, MiB: {', '.join(shown) or 'nothing'}"
+
+
+def store_problems(uses: Mapping[Kind, RoomUse], now_unix_s: float) -> list[str]:
+    """Say where the store had no more memory of late."""
+    full = {kind: use for kind, use in uses.items() if use.is_full(now_unix_s)}
+    if not full:
+        return []
+    at = time.strftime("%H:%M:%S", time.localtime(max(use.full_unix_s for use in full.values())))
+    return [
+        f"the store had no more memory at {at}: {' and '.join(full)} make room for themselves, or are not kept; raise Redis' "
+        "maxmemory, or lower SPOTWISE_STORE_BYTES"
+    ]
+
+
+def _mib(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:,.1f}"
+
 
 #: Of several of them one acts.
 _ONE_ACTS = (MemberKind.CLUSTER_SCHEDULER, MemberKind.MIGRATION_PLANNER)

@@ -6,8 +6,7 @@ precede it, as a hint.
 
 from __future__ import annotations
 
-from spotwise.cloud.dates import unix_s
-from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge, unix_s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 TOKEN = "/latest/api/token"

@@ -12,8 +12,7 @@ from typing import Any
 
 import orjson
 
-from spotwise.cloud.dates import unix_s
-from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, unix_s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"

@@ -1,4 +1,4 @@
-"""Requests to a cloud's metadata service, independent of the transport.
+"""Requests to a cloud's metadata service, independent of the transport, and the timestamps in its answers.
 
 A dialogue is a generator: it yields requests, is sent their answers and returns what it learned. It never raises; problems are
 texts that stay the same while their cause does, so that a log can report them once. `HttpClient` carries dialogues out.
@@ -8,11 +8,27 @@ from __future__ import annotations
 
 from collections.abc import Generator, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
 from typing import Any, Protocol, TypeVar
 
 import orjson
 
 from spotwise.core.spot.signs import MetadataAnswered
+
+
+def unix_s(text: Any) -> float | None:
+    """Return the Unix time of a date of RFC 3339 (`2026-11-22T15:00:00Z`) or RFC 1123 (`Sun, 22 Nov 2026 15:00:00 GMT`)."""
+    if not isinstance(text, str):
+        return None
+    for parse in (datetime.fromisoformat, parsedate_to_datetime):
+        try:
+            at = parse(text.strip())
+            return (at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp()
+        except (ValueError, TypeError, IndexError, OverflowError):
+            continue  # the date has the other format, or neither
+    return None
+
 
 T = TypeVar("T")
 

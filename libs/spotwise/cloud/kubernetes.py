@@ -9,8 +9,7 @@ from collections.abc import Callable
 from typing import Any
 from urllib.parse import quote
 
-from spotwise.cloud.dates import unix_s
-from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge
+from spotwise.cloud.dialogue import Dialogue, HttpAnswer, HttpRequest, nothing_to_acknowledge, unix_s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 #: Keys of taints, and whether the taint is only a hint.

@@ -24,18 +24,16 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.forward.adapters import Adapters
 from spotwise.engine.forward.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
-from spotwise.engine.forward.cuda_capture import CudaCapture
-from spotwise.engine.forward.decode_graphs import Capture, DecodeGraphs
+from spotwise.engine.forward.decode_graphs import Capture, CudaCapture, DecodeGraphs
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.forward.pooling import HeadInput, needs_all_tokens
 from spotwise.engine.forward.rewriting import rewrite
 from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.kv.cache import PagedKvCache
-from spotwise.engine.model.attention_interface import set_attention_context
+from spotwise.engine.model.attention_interface import LayersWritten, reporting_layers, set_attention_context
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
-from spotwise.engine.model.layer_progress import LayersWritten, reporting_layers
 from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native.shared_weights import open_memory

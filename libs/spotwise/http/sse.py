@@ -14,7 +14,7 @@ import orjson
 from starlette.requests import ClientDisconnect
 from starlette.types import Message, Receive
 
-from spotwise.mesh.process.cancelling import end_tasks
+from spotwise.mesh.process.background_work import end_tasks
 
 Item = TypeVar("Item")
 

@@ -22,8 +22,8 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.host_swap import HostSwap
+from spotwise.engine.model.attention_interface import LayersWritten
 from spotwise.engine.model.kv_size import named_memory_errors
-from spotwise.engine.model.layer_progress import LayersWritten
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.native.exchange import GroupBrokenError

@@ -20,7 +20,7 @@ from spotwise.core.planner import commands as c
 from spotwise.core.planner.plan import Plan
 from spotwise.core.planner.role import PlannerRole
 from spotwise.mesh.ports.ports import BusMessage, MeshError
-from spotwise.mesh.process.event_errors import LoggedErrors
+from spotwise.mesh.process.logs import LoggedErrors
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.mesh.service.term_holder import TermHolder

@@ -13,7 +13,7 @@ from spotwise.benchmarks import crowd
 from spotwise.benchmarks.crowd import result_rows
 from spotwise.benchmarks.stream_client import StreamOutcome
 from spotwise.benchmarks.stream_load import StreamResult
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 

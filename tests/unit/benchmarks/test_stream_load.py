@@ -14,13 +14,13 @@ import pytest
 
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
-from spotwise.cli.bench.closed_loop import StreamShape
+from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.process.child_process import ProcessIdentity, identify
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify
 from tests.unit.benchmarks.sse_gateway import failing, gateway, whole
 
 SHAPE = StreamShape(streams=1, requests=3, input_tokens=4, output_tokens=2, seed=1)

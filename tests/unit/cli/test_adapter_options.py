@@ -10,7 +10,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.adapter_options import adapters_option, require_other_names
+from spotwise.cli.launch.model_options import adapters_option, require_other_names
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.worker_plan import LocalHost
 from spotwise.cli.options import MeshOptions

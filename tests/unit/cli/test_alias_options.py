@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.alias_options import aliases_option, require_aliases
+from spotwise.cli.launch.model_options import aliases_option, require_aliases
 from spotwise.cli.launch.service_process import common_env, gateway_env
 from spotwise.cli.options import MeshOptions
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.cli import device
-from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch import model_options as device
+from spotwise.cli.launch.model_options import require_device
 from tests.unit.cli.command_line import CommandLine
 
 

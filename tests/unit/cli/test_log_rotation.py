@@ -12,7 +12,7 @@ import pytest
 
 from spotwise.cli.launch.log_rotation import LOG_FILES, LogRotation
 from spotwise.cli.launch.service_logs import LogFollower
-from spotwise.mesh.process.child_process import start_child
+from spotwise.mesh.embedded.child_process import start_child
 
 MAX_BYTES = 4000
 #: Writes as many lines as its argument says to its inherited standard output, with pauses, and a last one by itself.

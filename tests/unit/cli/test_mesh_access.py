@@ -14,8 +14,8 @@ from spotwise.cli.launch.run_state import RunState, write_state
 from spotwise.cli.mesh_access import operator_access
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh, find_store
+from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.child_process import ProcessIdentity
 from spotwise.mesh.redis.store import RedisStore
 from tests.unit.cli.command_line import CommandLine
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.cli.profile import fitted_profile
-from spotwise.cli.profile_reach import (
+from spotwise.cli.profile_files import (
     LoadBeyond,
     extrapolation_document,
     extrapolation_lines,

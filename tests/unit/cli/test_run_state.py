@@ -11,7 +11,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state, write_state
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.process.child_process import ProcessIdentity
+from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 
 def make_state() -> RunState:

@@ -9,9 +9,9 @@ import pytest
 from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.status import _unhealthy
-from spotwise.cli.status_members import MemberStatus, missing_services
+from spotwise.cli.status_table import MemberStatus, missing_services
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.mesh.process.child_process import ProcessIdentity
+from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 NEEDED = (MemberKind.GATEWAY, MemberKind.CLUSTER_SCHEDULER, MemberKind.TOKEN_WORKER)
 

@@ -13,17 +13,16 @@ import pytest
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch import liveness, restart_limit, state_file
-from spotwise.cli.launch.restart_limit import RestartLimit
+from spotwise.cli.launch import liveness, state_file, supervised_process
 from spotwise.cli.launch.run_state import RunState, read_state, write_state
 from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.launch.service_process import StopOrder
 from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervised_process import SupervisedProcess
+from spotwise.cli.launch.supervised_process import RestartLimit, SupervisedProcess
 from spotwise.cli.launch.supervisor import Supervisor
 from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
-from spotwise.mesh.process.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
+from spotwise.mesh.embedded.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
 
 
 def test_restarts_come_ever_more_slowly_and_become_too_many() -> None:
@@ -140,7 +139,7 @@ class World:
 
 def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After five restarts: exit status 1, its log's end, nothing left, no record."""
-    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "echo out of luck; exit 7"])
     assert world.run() == 1
     assert len(world.children) == 6
@@ -154,7 +153,7 @@ def test_what_the_mesh_can_do_without_never_ends_it(
     is_essential: bool, others: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The planner, or one worker of several, dies eight times: it is restarted, and that is reported."""
-    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], is_essential=is_essential, others=others)
     world.stop_after(9)
     assert world.run() == 0
@@ -171,7 +170,7 @@ def test_a_service_with_another_process_does_not_end_the_mesh(
     services: tuple[str, str], status: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A standby takes over, and clients reach another gateway; broker and store are one of a kind."""
-    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], others=1, order=StopOrder.CONTROL, services=services)
     world.stop_after(9)
     assert world.run() == status
@@ -201,7 +200,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_a_full_disk_is_reported_once_and_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The record that cannot be written is written when there is room again."""
-    monkeypatch.setattr(restart_limit, "FIRST_DELAY_S", 0.001)
+    monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     monkeypatch.setattr(state_file, "_TRY_AGAIN_S", 0.01)
     world = World(tmp_path, ["sleep 600", "exec sleep 600"])
     written: list[RunState] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.launch.listening_port import open_ports
+from spotwise.cli.launch.gateway_options import open_ports
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine

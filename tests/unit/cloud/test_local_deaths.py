@@ -17,7 +17,7 @@ from spotwise.cloud.local_instances import LocalInstances, LocalOptions
 from spotwise.cloud.local_processes import MachineProcess
 from spotwise.cloud.local_state import LocalFolder
 from spotwise.core.messages.fleet import Market
-from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, is_alive
 from tests.contracts.instances import eventually
 
 #: A program, its child, and one of that in a session of its own; none heeds SIGTERM.

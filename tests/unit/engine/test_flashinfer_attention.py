@@ -18,8 +18,8 @@ from spotwise.engine.forward import flashinfer_attention
 from spotwise.engine.forward.cuda_attention import FlashInferBackend, choose_attention, torch_attention, try_flashinfer
 from spotwise.engine.forward.flashinfer_attention import refusal
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.model.compatibility import ModelFacts
-from spotwise.engine.model.layer_attention import LayerAttention
 from spotwise.engine.model.loading import EngineConfig, load_model
 from tests.unit.engine import fake_flashinfer
 from tests.unit.engine.tape_capture import TapeCapture

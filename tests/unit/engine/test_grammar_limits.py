@@ -9,7 +9,7 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from spotwise.engine.sampling import grammar_following
-from spotwise.engine.sampling.deep_stack import with_deep_stack
+from spotwise.engine.sampling.fair_threads import with_deep_stack
 from spotwise.engine.sampling.grammar_following import GrammarError, compiled, trial_problem
 from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 

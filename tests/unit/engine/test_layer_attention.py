@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.attention_interface import LayerAttention
 
 
 @pytest.mark.parametrize(

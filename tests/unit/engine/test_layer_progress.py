@@ -12,7 +12,7 @@ import torch
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.engine import Engine
-from spotwise.engine.model.layer_progress import reporting_layers
+from spotwise.engine.model.attention_interface import reporting_layers
 from tests.unit.engine.tiny_models import load_engine, record
 
 PROMPT = [(7 * k) % 90 for k in range(40)]

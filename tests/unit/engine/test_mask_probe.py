@@ -10,7 +10,7 @@ from transformers.masking_utils import (
 )
 
 from spotwise.engine.model.errors import UnsupportedModelError
-from spotwise.engine.model.mask_probe import MaskFunction, MaskProbe, seen_window
+from spotwise.engine.model.score_terms import MaskFunction, MaskProbe, seen_window
 
 
 @pytest.mark.parametrize(

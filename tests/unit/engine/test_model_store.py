@@ -10,9 +10,8 @@ import pytest
 from huggingface_hub.errors import LocalEntryNotFoundError
 
 from spotwise.engine.model import gguf_conversion, model_store
-from spotwise.engine.model.errors import ModelError
+from spotwise.engine.model.errors import ModelError, ProgressHandler
 from spotwise.engine.model.model_store import DEFAULT_MODEL, resolve_model
-from spotwise.engine.model.progress import ProgressHandler
 
 
 def write_folder(folder: Path) -> None:

@@ -19,8 +19,7 @@ from spotwise.engine.forward.native_attention import NativeAttention, NativeLayo
 from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.kv.cache import KvGeometry, KvPlaces, PagedKvCache
 from spotwise.engine.model.attention import PagedAttention
-from spotwise.engine.model.attention_interface import AttentionCall
-from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention
 from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
 from spotwise.engine.native.library import Kernels
 

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
 
 HEADS, KV_HEADS, DIM = 4, 2, 8

@@ -21,9 +21,8 @@ from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.exchange import GroupBrokenError
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.shard import Shard
-from spotwise.engine.parts.folder_panels import FolderPanels
 from spotwise.engine.parts.group_place import GroupPlace
-from spotwise.engine.parts.matrix_form import MatrixForm, MatrixRows
+from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm, MatrixRows
 from spotwise.engine.parts.model_structure import ModelStructure
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_matrix import WeightMatrix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.mesh.process.attention import Attention
+from spotwise.mesh.process.pulse import Attention
 
 
 class Clock:

@@ -7,7 +7,7 @@ import contextlib
 
 import pytest
 
-from spotwise.mesh.process.cancelling import end_tasks, uninterrupted
+from spotwise.mesh.process.background_work import end_tasks, uninterrupted
 
 
 async def test_a_task_that_loses_a_cancellation_ends_all_the_same() -> None:

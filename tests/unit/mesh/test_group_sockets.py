@@ -27,7 +27,7 @@ from spotwise.mesh.links.group_sockets import MOST_UNGREETED, GroupMeeting, Grou
 from spotwise.mesh.links.link_handshake import LinkEncryption, LinkRefusedError, LinkSecurity
 from spotwise.mesh.links.sealed_stream import sealed_stream
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 
 SECRET = "0123456789abcdef" * 2
 MESH = MeshSecret(b"m" * 32)

@@ -10,11 +10,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.mesh.links.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
+from spotwise.mesh.links.link_handshake import (
+    Handshake,
+    LinkEncryption,
+    LinkRefusedError,
+    LinkSecurity,
+    LinkTerms,
+    is_local,
+)
 from spotwise.mesh.links.link_seal import SEALED_BYTES, LinkSeal, sealed_copy
-from spotwise.mesh.links.local_address import is_local
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 from spotwise.wire.framing import FrameError
 from spotwise.wire.link_hello import HELLO_BYTES, OFFER_BYTES, PROOF_BYTES, HelloRefusal, LinkHello, encode_refusal
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import structlog
 
-from spotwise.mesh.process.log_limit import LINES, PERIOD_S, LogLimit
+from spotwise.mesh.process.logs import LINES, PERIOD_S, LogLimit
 
 
 class Clock:

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.mesh_secret import MeshSecret, read_mesh_secret, write_mesh_secret
+from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret, write_mesh_secret
 from spotwise.mesh.service.settings import ServiceSettings
 
 

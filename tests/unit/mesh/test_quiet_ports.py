@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.listening_port import open_ports
+from spotwise.cli.launch.gateway_options import open_ports
+from spotwise.mesh.embedded import child_process as module
+from spotwise.mesh.embedded.child_process import quiet_ports
 from spotwise.mesh.embedded.servers import free_port
-from spotwise.mesh.process import quiet_ports as module
-from spotwise.mesh.process.quiet_ports import quiet_ports
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_a_taken_port_is_passed_over(outgoing: Path, monkeypatch: pytest.MonkeyP
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        for name in ("spotwise.mesh.embedded.servers", "spotwise.cli.launch.listening_port"):
+        for name in ("spotwise.mesh.embedded.servers", "spotwise.cli.launch.gateway_options"):
             monkeypatch.setattr(f"{name}.quiet_ports", lambda: [port, 0])
         assert free_port() != port
         assert open_ports("127.0.0.1", 0) != (port,)

@@ -13,8 +13,8 @@ from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.spot import commands as s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from spotwise.core.worker import commands as c
+from spotwise.mesh.service.journal import TIMES, shifted
 from spotwise.mesh.service.role_loop import RoleLoop
-from spotwise.mesh.service.wall_times import TIMES, shifted
 from tests.fakes.memory import FakeClock
 
 HOUR_S = 3600.0

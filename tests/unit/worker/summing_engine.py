@@ -13,8 +13,8 @@ from spotwise.core.costs.batching import Batch
 from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
-from spotwise.engine.model.layer_progress import LayersWritten
-from spotwise.mesh.ports.kv_sections import WholeKv
+from spotwise.engine.model.attention_interface import LayersWritten
+from spotwise.mesh.ports.weights import WholeKv
 from tests.contracts.waiting import PATIENCE_S
 
 LAYERS, BLOCKS, BLOCK_SIZE = 2, 32, 4

@@ -19,7 +19,7 @@ import httpx
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.gateway_access import client_options
-from spotwise.cli.sse import decode_event
+from spotwise.cli.resumable_stream import decode_event
 
 #: Ids that every tokenizer has beyond its special tokens.
 _TOKEN_IDS = range(100, 10_000)

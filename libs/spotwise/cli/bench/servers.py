@@ -19,7 +19,7 @@ from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.run_state import read_state
 from spotwise.cli.launch.service_logs import log_tail
 from spotwise.cli.running_mesh import running_state
-from spotwise.mesh.process.child_process import ChildProcess, identify, start_child
+from spotwise.mesh.embedded.child_process import ChildProcess, identify, start_child
 
 _START_S = 600.0
 GRACE_S = 30.0

@@ -16,7 +16,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
 from spotwise.mesh.embedded.configs import broker_config, derived_password, store_acl
 from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from spotwise.mesh.process.mesh_secret import write_mesh_secret
+from spotwise.mesh.process.secrets import write_mesh_secret
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 

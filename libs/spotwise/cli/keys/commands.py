@@ -1,4 +1,7 @@
-"""The commands of `spotwise keys`. A secret is printed once, when it is made; the mesh keeps its digest alone."""
+"""The commands of `spotwise keys`, and keys as a table. A secret is printed once; the mesh keeps its digest alone.
+
+A secret is printed once, when it is made; the mesh keeps its digest alone.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +10,20 @@ import base64
 import json
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import replace
-from typing import Annotated, TypeAlias, TypeVar
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from typing import Annotated, Any, TypeAlias, TypeVar
 
 import typer
 from rich.console import Console
+from rich.table import Table
 
 from spotwise.cli.drain import parse_duration
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.keys.table import key_as_dict, keys_table
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh_access import open_store
+from spotwise.cli.quantities import duration_text
 from spotwise.cli.running_mesh import find_store
 from spotwise.core.access.keys import (
     MAX_KEYS,
@@ -26,6 +31,7 @@ from spotwise.core.access.keys import (
     KeyRecord,
     KeyScope,
     KeySecret,
+    KeyState,
     digest_of,
     is_key_name,
     secret_of,
@@ -33,6 +39,62 @@ from spotwise.core.access.keys import (
 from spotwise.core.access.quotas import KeyLimits
 from spotwise.mesh.ports.keys import KeyStore
 from spotwise.mesh.redis.keys import record_json
+
+_STYLES = {KeyState.ACTIVE: "green", KeyState.ROTATING: "yellow", KeyState.EXPIRED: "red"}
+
+
+def key_as_dict(record: KeyRecord, now_s: float, last_use_unix_s: float | None) -> dict[str, Any]:
+    """Return a key as JSON has it: times in UTC, no digests."""
+    return {
+        "name": record.name,
+        "state": record.state(now_s).value,
+        "scopes": [scope.value for scope in record.scopes],
+        "created": _utc(record.created_unix_s),
+        "expires": _utc(record.expires_unix_s),
+        "old_secret_until": _utc(record.secrets[1].until_unix_s) if len(record.live_secrets(now_s)) > 1 else None,
+        "last_use": _utc(last_use_unix_s),
+        "limits": asdict(record.limits),
+    }
+
+
+def keys_table(records: Iterable[KeyRecord], now_s: float, last_use: Mapping[str, float] | None) -> Table:
+    """Return a table of keys; `last_use` in Unix seconds by name, None without that column."""
+    table = Table(header_style="bold")
+    for heading in ("key", "state", "scopes", "limits", "created", "expires"):
+        table.add_column(heading)
+    if last_use is not None:
+        table.add_column("last use")
+    for record in records:
+        state = record.state(now_s)
+        ends_s = record.expires_unix_s
+        cells = [
+            record.name,
+            f"[{_STYLES[state]}]{state}[/]",
+            ", ".join(record.scopes),
+            _limits_text(record.limits),
+            f"{duration_text(max(0.0, now_s - record.created_unix_s))} ago",
+            "never" if ends_s is None else f"in {duration_text(ends_s - now_s)}" if ends_s > now_s else "over",
+        ]
+        if last_use is not None:
+            used_s = last_use.get(record.name)
+            cells.append("never" if used_s is None else f"{duration_text(max(0.0, now_s - used_s))} ago")
+        table.add_row(*cells)
+    return table
+
+
+def _limits_text(limits: KeyLimits) -> str:
+    named = (
+        (limits.requests_per_minute, "requests/min"),
+        (limits.tokens_per_minute, "tokens/min"),
+        (limits.tokens_per_day, "tokens/day"),
+        (limits.max_streams, "at once"),
+    )
+    return "\n".join(f"{most:,} {unit}" for most, unit in named if most is not None) or "none"
+
+
+def _utc(unix_s: float | None) -> str | None:
+    return None if unix_s is None else datetime.fromtimestamp(unix_s, UTC).isoformat(timespec="seconds")
+
 
 KeyName: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key: the tenant of what it requests.")

@@ -15,7 +15,7 @@ from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.options import MeshOptions
 from spotwise.cloud.instances import ProviderError
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.mesh.process.child_process import ProcessIdentity, is_alive, send_signal
+from spotwise.mesh.embedded.child_process import ProcessIdentity, is_alive, send_signal
 
 # Four turns of the supervisor's grace, and some.
 _SUPERVISOR_GRACE_S = 30.0

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from spotwise.cli.launch.simulated_plan import simulated_env
 from spotwise.cli.launch.worker_plan import LocalHost, threads_of, worker
 from spotwise.cli.options import EngineKind, FleetOptions, MeshOptions
-from spotwise.mesh.process.child_process import identify
+from spotwise.mesh.embedded.child_process import identify
 
 #: Command of a local instance that is one simulated device.
 _SIMULATED_INSTANCE = (

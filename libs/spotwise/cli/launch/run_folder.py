@@ -16,7 +16,7 @@ from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.files.user_folders import NoHomeError, expanded, home_folder, state_home
-from spotwise.mesh.process.child_process import ProcessIdentity, identify, is_alive
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, is_alive
 
 DEFAULT_NAME = "default"
 
@@ -35,7 +35,7 @@ class RunFolder:
 
     @property
     def mesh_secret_path(self) -> Path:
-        """The secret that the processes of the mesh share (`mesh/process/mesh_secret.py`)."""
+        """The secret that the processes of the mesh share (`mesh/process/secrets.py`)."""
         return self.path / "mesh.secret"
 
     @property

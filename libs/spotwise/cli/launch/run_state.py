@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spotwise.cli.launch.mesh_servers import WORKER, MeshServers
 from spotwise.cli.options import MeshOptions
-from spotwise.mesh.process.child_process import ProcessIdentity
+from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 
 class ServiceState(StrEnum):

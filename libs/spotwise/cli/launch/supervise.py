@@ -30,6 +30,7 @@ from spotwise.cli.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.core.access.store_budget import StoreBudget
 from spotwise.files.user_folders import NoHomeError, expanded
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, start_child
 from spotwise.mesh.embedded.servers import (
     LOOPBACK,
     EmbeddedServer,
@@ -39,9 +40,8 @@ from spotwise.mesh.embedded.servers import (
     redis_server,
 )
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.child_process import ProcessIdentity, identify, start_child
-from spotwise.mesh.process.mesh_secret import read_mesh_secret, write_mesh_secret
 from spotwise.mesh.process.pulse import has_pulse
+from spotwise.mesh.process.secrets import read_mesh_secret, write_mesh_secret
 from spotwise.wire.permissions import Principal
 
 

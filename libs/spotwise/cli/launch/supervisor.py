@@ -1,7 +1,7 @@
 """Supervises the processes of one mesh: starts them, waits for their health, restarts dead ones, stops them in order.
 
 No child outlives the supervisor: a signal and a failure lead through the same ordered stop, and the kernel ends the children of
-a killed supervisor (`mesh/process/child_process.py`). Only repeated deaths of an essential process end the mesh.
+a killed supervisor (`mesh/embedded/child_process.py`). Only repeated deaths of an essential process end the mesh.
 """
 
 from __future__ import annotations

@@ -10,15 +10,18 @@ import typer
 from pydantic import ValidationError
 from rich.console import Console
 
-from spotwise.cli.device import require_device
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.adapter_options import adapters_option, require_other_names
-from spotwise.cli.launch.alias_options import aliases_option, require_aliases
 from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
-from spotwise.cli.launch.gateway_options import require_keys, require_pair
-from spotwise.cli.launch.listening_port import open_ports
-from spotwise.cli.launch.model_progress import resolve_with_progress
+from spotwise.cli.launch.gateway_options import open_ports, require_keys, require_pair
+from spotwise.cli.launch.model_options import (
+    adapters_option,
+    aliases_option,
+    require_aliases,
+    require_device,
+    require_other_names,
+    resolve_with_progress,
+)
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.launch.stop_signals import StopSignals
 from spotwise.cli.launch.supervise import supervise

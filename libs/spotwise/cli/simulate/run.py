@@ -13,6 +13,7 @@ from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.number_lists import ascending
 from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.market_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
     BlockTokensOption,
@@ -37,7 +38,6 @@ from spotwise.cli.simulate.policy_options import (
     ReserveOption,
     with_options,
 )
-from spotwise.cli.simulate.price_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.request_files import require_request_file, simulated
 from spotwise.cli.simulate.run_machines import (

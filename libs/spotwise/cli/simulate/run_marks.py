@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from spotwise.cli.profile_reach import extrapolation_lines, kinds_line, says_its_range, unknown_range_line
+from spotwise.cli.profile_files import extrapolation_lines, kinds_line, says_its_range, unknown_range_line
 from spotwise.simulator.runs.beyond_profiles import BeyondProfiles
 from spotwise.simulator.runs.intervals import MeanInterval, SeedMeans
 from spotwise.simulator.runs.run_summary import RunSummary

@@ -12,25 +12,22 @@ from spotwise.cli.bench.report import environment, report_console, require_writa
 from spotwise.cli.errors import OptionError
 from spotwise.cli.options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
-from spotwise.cli.profile_files import read_profile
-from spotwise.cli.profile_reach import load_lines
+from spotwise.cli.profile_files import load_lines, read_profile
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.market_options import (
     BudgetOption,
     FleetFileOption,
     FloorOption,
     HoldOption,
+    InstanceTypeOption,
     LatencyTargetOption,
+    PricesOption,
     SparesOption,
+    ZoneOption,
+    parse_prices,
     purchase_terms,
 )
 from spotwise.cli.simulate.options import JobsOption, JsonOption, WorkloadOption, command_errors, parse_workload
-from spotwise.cli.simulate.price_options import (
-    InstanceTypeOption,
-    PricesOption,
-    ZoneOption,
-    parse_prices,
-)
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.spot_report import FleetInputs, fleet_document, fleet_table, input_lines, unserved_lines
 from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile

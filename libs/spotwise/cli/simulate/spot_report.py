@@ -8,7 +8,7 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.cli.profile_reach import LoadBeyond
+from spotwise.cli.profile_files import LoadBeyond
 from spotwise.cli.quantities import bytes_text, seconds_text
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.messages.fleet import Market

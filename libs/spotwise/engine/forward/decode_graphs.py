@@ -1,4 +1,7 @@
-"""Records decode iterations as graphs, one for each bucket of batch sizes, and replays them.
+"""Recorded decodes: a computation as a CUDA graph, for each size of a batch.
+
+All recordings share one stream and one memory pool; their outputs are copied out of it. Capture errors are "thread_local",
+since other threads copy KV and allocate meanwhile.
 
 A batch of decodes is padded to a power of two of rows and, where attention reads padded block tables, of blocks. Padding rows
 read and write the cache's scratch block. Prefills, mixed batches and batches above the bounds are not recorded.
@@ -25,6 +28,45 @@ from spotwise.engine.kv.cache import KvPlaces, PagedKvCache
 from spotwise.engine.model.decode_inputs import Bucket, DecodeInputs, DecodeTables, GraphedAttention
 
 _log = structlog.get_logger(__name__)
+
+
+class CudaCapture:
+    """Records CUDA graphs on one device.
+
+    Args:
+        device: a CUDA device with its index.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        with torch.cuda.device(device):
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            self._pool = torch.cuda.graph_pool_handle()
+
+    def __call__(self, run: Callable[[], None]) -> Callable[[], None]:
+        """Run once to warm up, record, and return a function that replays on the caller's current stream.
+
+        Raises:
+            RuntimeError: an operation cannot be recorded.
+        """
+        with torch.cuda.device(self._device):
+            current = torch.cuda.current_stream(self._device)
+            self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):
+                run()
+            current.wait_stream(self._stream)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=self._pool, stream=self._stream, capture_error_mode="thread_local"):
+                run()
+        return self._replayed(graph)
+
+    def _replayed(self, graph: torch.cuda.CUDAGraph) -> Callable[[], None]:
+        def replay() -> None:
+            with torch.cuda.device(self._device):
+                graph.replay()
+
+        return replay
+
 
 #: Rows of the largest bucket; larger batches run without a recording.
 MAX_ROWS = 64

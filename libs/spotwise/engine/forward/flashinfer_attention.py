@@ -21,9 +21,8 @@ from numpy.typing import NDArray
 from spotwise.engine.forward.decode_graphs import MAX_ROWS
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv.cache import KvOrder, KvPlaces, PagedKvCache
-from spotwise.engine.model.attention_interface import AttentionCall, PlannedAttention
+from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention, PlannedAttention
 from spotwise.engine.model.decode_inputs import Bucket, DecodeInputs, DecodeTables
-from spotwise.engine.model.layer_attention import LayerAttention
 
 # Workspace for partial softmaxes; FlashInfer recommends 128 MiB, but many heads and recorded decodes need more.
 _WORKSPACE_BYTES = 256 << 20

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from spotwise.engine.forward.native_attention import NativeAttention
-from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
 from spotwise.engine.native.packed import PackedWeight, can_pack, interleaved
 from spotwise.engine.native.shard import WHOLE, Shard

@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.kv.cache import KvOrder, PagedKvCache
-from spotwise.engine.model.attention_interface import AttentionCall, PlannedAttention
-from spotwise.engine.model.layer_attention import LayerAttention
+from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention, PlannedAttention
 from spotwise.engine.native.library import FORMATS, LANES, AttentionFields, Kernels, RowFields
 from spotwise.engine.native.low_rank import FusedRows
 

@@ -18,8 +18,8 @@ from spotwise.engine.forward.iteration import SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout
 from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.kv.cache import PagedKvCache
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.model.compatibility import ModelFacts
-from spotwise.engine.model.layer_attention import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.low_rank import LoadedAdapter
 from spotwise.engine.native.packed import PackedLinear, PackedWeight, can_pack

@@ -14,9 +14,8 @@ from torch.nn.attention.bias import causal_lower_right
 from torch.nn.functional import scaled_dot_product_attention
 
 from spotwise.engine.kv.cache import KvPlaces, PagedKvCache
-from spotwise.engine.model.attention_interface import AttentionCall, PlannedAttention
+from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention, PlannedAttention
 from spotwise.engine.model.decode_inputs import Bucket, DecodeInputs, DecodeTables
-from spotwise.engine.model.layer_attention import LayerAttention
 from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
 
 # Queries of a tile on a CPU: few enough for its scores to stay in the cache.

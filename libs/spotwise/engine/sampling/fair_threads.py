@@ -1,4 +1,4 @@
-"""A few threads that are shared fairly: owners take turns, and one alone has neither all threads nor all places that wait.
+"""Threads for grammars: a few that are shared fairly among owners, and a deep stack for libraries that recurse.
 
 Source of the places: dynamic thresholds (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
 Switches", 1998).
@@ -6,12 +6,43 @@ Switches", 1998).
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
+
+StackResult = TypeVar("StackResult")
+
+#: Of address space; memory is taken as far as the stack is used.
+STACK_BYTES = 256 << 20
+_starting = threading.Lock()
+
+
+def with_deep_stack(work: Callable[[], StackResult]) -> StackResult:
+    """Return what `work` returns in a thread of its own, of which nothing remains; raises what it raises."""
+    future = Future[StackResult]()
+
+    def run() -> None:
+        try:
+            result = work()
+        except BaseException as error:  # the edge of a thread: its caller takes it
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    thread = threading.Thread(target=run, name="deep")
+    with _starting:  # the size is that of all threads that start
+        before = threading.stack_size(STACK_BYTES)
+        try:
+            thread.start()
+        finally:
+            threading.stack_size(before)
+    thread.join()
+    return future.result()
+
 
 Result = TypeVar("Result")
 

@@ -13,7 +13,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 from numpy.typing import NDArray
 
 from spotwise.core.requests.sampling import GRAMMAR_FAILS
-from spotwise.engine.sampling.deep_stack import with_deep_stack
+from spotwise.engine.sampling.fair_threads import with_deep_stack
 
 #: llguidance's own; what went wrong is said without the text so far.
 _LIMITS = LLParserLimits(verbose_errors=False)

@@ -19,10 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
+from spotwise.mesh.embedded.child_process import ChildProcess, quiet_ports, start_child
 from spotwise.mesh.embedded.configs import broker_config, store_acl
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.child_process import ChildProcess, start_child
-from spotwise.mesh.process.quiet_ports import quiet_ports
 from spotwise.wire.permissions import ADMIN, Principal
 
 LOOPBACK = "127.0.0.1"

@@ -19,7 +19,7 @@ import grpc
 
 from spotwise.mesh.grpc.plane_tls import MEMBER_NAME, PlaneTls, role_name, roles_in
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.mesh_secret import MeshSecret
+from spotwise.mesh.process.secrets import MeshSecret
 from spotwise.wire.roles import MeshRole
 
 #: Metadata of a call: Unix seconds and the code, in hexadecimal, separated by a dot.

@@ -18,7 +18,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotwise.mesh.links.link_handshake import LinkRefusedError, LinkSecurity, must_seal
-from spotwise.mesh.process.mesh_secret import KEY_BYTES
+from spotwise.mesh.process.secrets import KEY_BYTES
 from spotwise.wire.link_hello import HelloRefusal, SealWish
 
 _CHALLENGE_MAGIC, _GREETING_MAGIC = b"SWG1", b"SWG2"

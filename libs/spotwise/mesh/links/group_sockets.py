@@ -32,7 +32,7 @@ from spotwise.mesh.links.link_handshake import LinkRefusedError, LinkSecurity
 from spotwise.mesh.links.sealed_stream import sealed_stream
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.refused_connections import RefusedConnections
+from spotwise.mesh.process.logs import RefusedConnections
 
 _log = structlog.get_logger(__name__)
 

@@ -1,4 +1,4 @@
-"""The handshake of transfer links: each end proves that it knows the mesh's secret, and both derive keys that only they have.
+"""The handshake of a transfer link.
 
 The listener offers a new public key; the other end answers with one of its own, its hello, and the HMAC of all that under a
 key of the secret. The listener verifies it before anything else, and proves itself over the whole exchange. A recorded hello is
@@ -10,6 +10,8 @@ with a known one: it proves nothing, but no peer can guess the tags of another's
 from __future__ import annotations
 
 import hmac
+import ipaddress
+import socket
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from hashlib import sha256
@@ -19,10 +21,9 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotwise.mesh.links.link_seal import LinkSeal
-from spotwise.mesh.links.local_address import is_local
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import KvTransferError, MeshError
-from spotwise.mesh.process.mesh_secret import KEY_BYTES, MeshSecret
+from spotwise.mesh.process.secrets import KEY_BYTES, MeshSecret
 from spotwise.wire.framing import FrameError
 from spotwise.wire.link_hello import (
     HELLO_BYTES,
@@ -36,6 +37,31 @@ from spotwise.wire.link_hello import (
     encode_hello,
     encode_offer,
 )
+
+_DISCARD_PORT = 9
+
+
+def is_local(host: str | None) -> bool:
+    """Whether what is sent to this numeric address stays on this host; an unknown one (`None`) or a name does not count.
+
+    The kernel chooses an address of this host as its own source, and no other one. Nothing is sent.
+    """
+    try:
+        address = ipaddress.ip_address((host or "").strip("[]").partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(address, ipaddress.IPv6Address) and address.ipv4_mapped is not None:
+        address = address.ipv4_mapped
+    if address.is_loopback:
+        return True
+    family = socket.AF_INET if address.version == 4 else socket.AF_INET6
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect((str(address), _DISCARD_PORT))
+            return ipaddress.ip_address(probe.getsockname()[0].partition("%")[0]) == address
+    except OSError:
+        return False
+
 
 NO_SECRET_TO_ENCRYPT_BY = "SPOTWISE_LINK_ENCRYPTION=on needs the secret of the mesh: set SPOTWISE_MESH_SECRET_FILE"
 

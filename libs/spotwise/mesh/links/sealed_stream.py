@@ -71,7 +71,7 @@ def _seal(ends: _Ends, cipher: AESGCM) -> None:
     while size := ends.inner.recv_into(plain):
         end = _LENGTH.size + size + _TAG_BYTES
         _LENGTH.pack_into(record, 0, size)
-        cipher.encrypt_into(_record_nonce(number), plain[:size], record[: _LENGTH.size], record[_LENGTH.size : end])
+        cipher.encrypt_into(_nonce(number), plain[:size], record[: _LENGTH.size], record[_LENGTH.size : end])
         number += 1
         ends.connection.sendall(record[:end])
 
@@ -87,7 +87,7 @@ def _open(ends: _Ends, cipher: AESGCM) -> None:
         sealed = record[_LENGTH.size : _LENGTH.size + size + _TAG_BYTES]
         if not _filled(ends.connection, sealed):
             return
-        cipher.decrypt_into(_record_nonce(number), sealed, record[: _LENGTH.size], plain[:size])
+        cipher.decrypt_into(_nonce(number), sealed, record[: _LENGTH.size], plain[:size])
         number += 1
         ends.inner.sendall(plain[:size])
 
@@ -102,5 +102,5 @@ def _filled(connection: socket.socket, into: memoryview) -> bool:
     return True
 
 
-def _record_nonce(number: int) -> bytes:
+def _nonce(number: int) -> bytes:
     return number.to_bytes(12, "big")

@@ -23,8 +23,8 @@ from spotwise.core.latest import LatestDict
 from spotwise.mesh.links.kv_arrivals import IncomingPush, KvWindow
 from spotwise.mesh.links.kv_payloads import ThreadScratch
 from spotwise.mesh.links.ucx_link import UcxLink
-from spotwise.mesh.ports.kv_sections import KvSections
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransferError, PayloadMemory
+from spotwise.mesh.ports.weights import KvSections
 from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import (
     CHUNK_BYTES,

@@ -19,7 +19,7 @@ from spotwise.mesh.links.ucx_link import F, FrameBuffers, FrameHandler, LinkProt
 from spotwise.mesh.links.ucx_loopback import keep_to_loopback
 from spotwise.mesh.links.ucx_reactor import UcxReactor, remote_host
 from spotwise.mesh.ports.ports import KvTransferError, MeshError
-from spotwise.mesh.process.refused_connections import RefusedConnections
+from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.wire.framing import MAX_PAYLOAD_BYTES
 from spotwise.wire.link_hello import HelloRefusal, LinkHello
 

@@ -29,7 +29,7 @@ from spotwise.mesh.links.ucx_links import UcxLinks
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import KvTransferError
 from spotwise.mesh.ports.weights import WeightSource, WeightTransferError
-from spotwise.mesh.process.refused_connections import RefusedConnections
+from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.wire.codec_weights import decode_inventory, decode_sketch, encode_inventory, encode_sketch
 from spotwise.wire.framing import FrameError
 from spotwise.wire.link_hello import LinkHello

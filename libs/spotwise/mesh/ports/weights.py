@@ -1,11 +1,43 @@
-"""What a process gives of its weights to others, and the error of those that ask."""
+"""What a process gives of its memory: sections of its KV, and weights."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Protocol, Self
 
+from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.weights.inventory import ModelSketch, WeightInventory
-from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.ports.ports import KvMemory, KvSection, MeshError
+
+
+class KvSections:
+    """Sections of one memory by part, each made once."""
+
+    def __init__(self, memory: KvMemory) -> None:
+        self.memory = memory
+        self._made: dict[KvPart, KvSection] = {memory.part: memory}
+
+    def of(self, part: KvPart) -> KvSection:
+        """Return a section; raises `ValueError` where the memory does not keep the part."""
+        if part not in self._made:
+            self._made[part] = self.memory.section(part)
+        return self._made[part]
+
+
+class WholeKv:
+    """Base of memories that are never divided: all layers of a model, as one head."""
+
+    num_layers: int
+
+    @property
+    def part(self) -> KvPart:
+        """All layers."""
+        return KvPart.whole(self.num_layers)
+
+    def section(self, part: KvPart) -> Self:
+        """Return itself; raises `ValueError` for a part of it."""
+        if part != self.part:
+            raise ValueError(f"{part} of a memory that is not divided")
+        return self
 
 
 class WeightTransferError(MeshError):

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.core.access.keys import MAX_KEYS, KeyRecord
-from spotwise.mesh.process.private_files import require_private
+from spotwise.mesh.process.secrets import require_private
 from spotwise.mesh.redis.keys import record_from_json
 
 #: A file of as many keys as there may be is smaller.

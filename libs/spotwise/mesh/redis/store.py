@@ -17,9 +17,10 @@ from redis.exceptions import NoPermissionError, RedisError
 from spotwise.core.access.store_budget import Kind, RoomUse, StoreBudget
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.mesh.grpc.plane_tls import PlaneTls
+from spotwise.mesh.nats.servers import is_sentinel_url
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.json_types import reader_of
-from spotwise.mesh.process.redaction import without_passwords
+from spotwise.mesh.process.logs import without_passwords
 from spotwise.mesh.redis.keys import RedisKeys
 from spotwise.mesh.redis.ledgers import RedisLedgers
 from spotwise.mesh.redis.records import RedisRecords
@@ -27,7 +28,6 @@ from spotwise.mesh.redis.requests import RedisRequests
 from spotwise.mesh.redis.responses import RedisResponses
 from spotwise.mesh.redis.room import RedisRoom
 from spotwise.mesh.redis.servers import open_redis
-from spotwise.mesh.redis.urls import is_sentinel_url
 from spotwise.wire import subjects
 
 if TYPE_CHECKING:  # see `ports.py`

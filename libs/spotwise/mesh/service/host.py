@@ -17,22 +17,18 @@ from spotwise.core.messages.members import NEWS_INTERVAL_S, Member, MemberKind, 
 from spotwise.core.messages.mesh import LedgerEntry, Message, Tick
 from spotwise.mesh.grpc.control import EngineView, HealthServer
 from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus, PayloadTooLargeError, Subscription
-from spotwise.mesh.process.attention import MISSED_BEATS, Attention
 from spotwise.mesh.process.background_work import BackgroundWork
 from spotwise.mesh.process.clock import MemberClock, SystemClock
-from spotwise.mesh.process.event_errors import LoggedErrors
+from spotwise.mesh.process.logs import LoggedErrors
+from spotwise.mesh.process.pulse import MISSED_BEATS, Attention
 from spotwise.mesh.process.stop_signals import call_on_stop_signals
 from spotwise.mesh.process.watchdog import Watchdog, WatchedPart
-from spotwise.mesh.service.connections import bus_and_store, control_access, control_server
-from spotwise.mesh.service.host_metrics import Dropped, HostMetrics
-from spotwise.mesh.service.journal import Journal, make_role
-from spotwise.mesh.service.metrics_server import served_metrics
-from spotwise.mesh.service.outbox import Outbox
-from spotwise.mesh.service.registration import new_member, registration_ttl_s
-from spotwise.mesh.service.repeated_messages import RepeatedMessages
-from spotwise.mesh.service.same_id import wait_until_free
+from spotwise.mesh.service.journal import Journal, make_role, shifted
+from spotwise.mesh.service.metrics_server import Dropped, HostMetrics, served_metrics
+from spotwise.mesh.service.outbox import Outbox, RepeatedMessages
+from spotwise.mesh.service.registration import new_member, registration_ttl_s, wait_until_free
+from spotwise.mesh.service.run import bus_and_store, control_access, control_server
 from spotwise.mesh.service.settings import ServiceSettings
-from spotwise.mesh.service.wall_times import shifted
 from spotwise.wire import subjects
 from spotwise.wire.codec import MalformedMessageError, decode, encode
 from spotwise.wire.roles import ROLE_OF

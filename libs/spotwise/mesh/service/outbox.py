@@ -1,4 +1,6 @@
-"""A member's queue of messages to publish: ordered and bounded. While the broker is unreachable, workers continue and fill it;
+"""A member's messages on their way: those to publish, ordered and bounded, and received ones that say what the last one said.
+
+While the broker is unreachable, workers continue and fill it;
 the oldest messages are dropped, and are to their receivers as lost ones.
 """
 
@@ -9,7 +11,32 @@ from collections import deque
 
 import structlog
 
+from spotwise.core.latest import LatestDict
+from spotwise.core.messages.mesh import Message
+from spotwise.mesh.ports.ports import BusMessage
+from spotwise.wire.codec import decode
+
 _log = structlog.get_logger(__name__)
+
+#: Subjects whose last message is kept; one for each member of the mesh, the ones that were heard last.
+_KEPT = 4096
+
+
+class RepeatedMessages:
+    """The last message of each subject; core's messages never change, so that the same one is returned again."""
+
+    def __init__(self) -> None:
+        self._last = LatestDict[str, tuple[bytes, Message]](_KEPT)
+
+    def decode(self, raw: BusMessage) -> Message:
+        """Return the message; raises `MalformedMessageError` as `decode` of the codec."""
+        known = self._last.get(raw.subject)
+        if known is not None and known[0] == raw.payload:
+            return known[1]
+        message = decode(raw.payload)
+        self._last[raw.subject] = raw.payload, message
+        return message
+
 
 #: Of all queued messages: minutes of a worker's tokens.
 OUTBOX_BYTES = 16 << 20

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from spotwise.mesh.process.clock import MemberClock
-from spotwise.mesh.process.event_errors import LoggedErrors
-from spotwise.mesh.service.journal import Journal
-from spotwise.mesh.service.wall_times import shifted
+from spotwise.mesh.process.logs import LoggedErrors
+from spotwise.mesh.service.journal import Journal, shifted
 
 
 class Role(Protocol):

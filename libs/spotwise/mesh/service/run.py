@@ -1,20 +1,60 @@
-"""Runs a service: settings, logs, event loop, exit code."""
+"""Runs a service: settings, logs, event loop, connections, exit code."""
 
 from __future__ import annotations
 
+import contextlib
 import resource
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
+import grpc
 import structlog
 import uvloop
 from pydantic import ValidationError
 
-from spotwise.mesh.ports.ports import MeshError
+from spotwise.core.access.store_budget import StoreBudget
+from spotwise.mesh.grpc.control import ControlServer, EngineView
+from spotwise.mesh.grpc.control_access import ControlAccess
+from spotwise.mesh.nats.bus import NatsBus
+from spotwise.mesh.ports.ports import MeshError, MeshStore, MessageBus
 from spotwise.mesh.process.garbage import collect_rarely, leave_to_the_system
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.mesh.service.telemetry import configure_logging
+
+
+@contextlib.asynccontextmanager
+async def bus_and_store(settings: ServiceSettings) -> AsyncIterator[tuple[MessageBus, MeshStore]]:
+    """Connect to broker and store; raises `MeshError` where one of them does not answer."""
+    async with contextlib.AsyncExitStack() as stack:
+        bus = await NatsBus.connect(settings.nats_url, settings.service_id, tls=settings.plane_tls)
+        stack.push_async_callback(bus.close)
+        budget = StoreBudget(settings.store_bytes)
+        store = await RedisStore.connect(settings.redis_url, settings.plane_tls, budget)
+        stack.push_async_callback(store.close)
+        yield bus, store
+
+
+def control_access(settings: ServiceSettings) -> ControlAccess:
+    """Return a process's certificates and secret for gRPC; raises `MeshError` where the secret cannot be read."""
+    return ControlAccess(settings.plane_tls, settings.mesh_secret())
+
+
+@contextlib.asynccontextmanager
+async def control_server(
+    settings: ServiceSettings, engines: EngineView | None, device: grpc.GenericRpcHandler | None = None
+) -> AsyncIterator[ControlServer]:
+    """Listen for health checks, and for control of engines or a device, where there are; raises `MeshError` where the port
+    is taken.
+    """
+    control = ControlServer(settings.bind_host, settings.grpc_port, engines, device, control_access(settings))
+    await control.start()
+    try:
+        yield control
+    finally:
+        await control.close()
+
 
 SettingsT = TypeVar("SettingsT", bound=ServiceSettings)
 

@@ -17,7 +17,7 @@ from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES
 from spotwise.core.requests.names import named_folders
 from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.mesh_secret import MeshSecret, read_mesh_secret
+from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret
 
 _ALL_INTERFACES = ("0.0.0.0", "::")
 

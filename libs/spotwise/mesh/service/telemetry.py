@@ -12,8 +12,7 @@ from typing import Any, TextIO
 import structlog
 from structlog import BoundLoggerBase
 
-from spotwise.mesh.process.log_limit import LogLimit
-from spotwise.mesh.process.redaction import without_passwords
+from spotwise.mesh.process.logs import LogLimit, without_passwords
 from spotwise.mesh.service.settings import ServiceSettings
 
 

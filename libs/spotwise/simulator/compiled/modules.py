@@ -60,7 +60,6 @@ _INTERPRETED = frozenset(
         "core/membership/confirmation.py",
         "core/messages/fleet.py",
         "core/messages/groups.py",
-        "core/messages/fleet.py",
         "core/kv/stream.py",
         "core/messages/reshape.py",
         "core/worker/scheduling/iteration_bound.py",

@@ -15,7 +15,7 @@ from spotwise.core.messages.members import DevicePlace
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.mesh.grpc.device_control import Report
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.cancelling import uninterrupted
+from spotwise.mesh.process.background_work import uninterrupted
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.part_transfers import PartTransfers

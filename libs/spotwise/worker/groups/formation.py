@@ -22,8 +22,8 @@ from spotwise.core.messages import groups as g
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState
 from spotwise.mesh.grpc.device_control import DeviceLink
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.service.connections import control_access
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.run import control_access
 from spotwise.worker.groups.group_ports import FormedEngine, LeadersPart, OpenExchange
 from spotwise.worker.groups.refusals import DeviceRefusals
 

@@ -16,8 +16,7 @@ import structlog
 from spotwise.core.messages import groups as g
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget, sequence_id
-from spotwise.mesh.links.split_push import all_or_none, together
-from spotwise.mesh.links.whole_push import push_at_once, source_of
+from spotwise.mesh.links.whole_push import all_or_none, push_at_once, source_of, together
 from spotwise.mesh.ports.ports import HandoffHandler, KvPush, KvTransferError, KvTransport, TransferReport
 
 _log = structlog.get_logger(__name__)

@@ -27,7 +27,7 @@ from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.grpc.control import GroupTimes
 from spotwise.mesh.links.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.cancelling import uninterrupted
+from spotwise.mesh.process.background_work import uninterrupted
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.weight_fetch import FetchedWeights, WeightFetch

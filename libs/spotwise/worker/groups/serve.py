@@ -11,8 +11,8 @@ from spotwise.core.messages.groups import GroupOrder
 from spotwise.core.messages.members import MemberKind
 from spotwise.mesh.grpc.device_control import Report, device_handler
 from spotwise.mesh.links.group_sockets import GroupSockets
-from spotwise.mesh.service.connections import control_access
 from spotwise.mesh.service.group import ServiceGroup
+from spotwise.mesh.service.run import control_access
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.device_view import ProcessView

@@ -17,7 +17,6 @@ from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.links.whole_push import WholePush, push_at_once, source_of
-from spotwise.mesh.ports.kv_sections import WholeKv
 from spotwise.mesh.ports.ports import (
     BusMessage,
     HandoffHandler,
@@ -27,6 +26,7 @@ from spotwise.mesh.ports.ports import (
     Subscription,
     TransferReport,
 )
+from spotwise.mesh.ports.weights import WholeKv
 from spotwise.wire import subjects
 from spotwise.wire.framing import FrameError
 from spotwise.wire.kv_frames import (

@@ -24,7 +24,7 @@ from starlette.types import Send
 from spotwise.gateway.generate.choice import ChoiceText
 from spotwise.http.errors import bad_request
 from spotwise.http.sse import COMMENT, stream_start
-from spotwise.mesh.process.cancelling import end_tasks
+from spotwise.mesh.process.background_work import end_tasks
 
 _CHOICE = re.compile(r"([0-9]{1,9})-([0-9a-f]{1,8})(z?)")
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -15,7 +15,7 @@ from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.generate.generation import GeneratedTokens, Generation, SequenceSpec, TextEndedError
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
 from spotwise.http.errors import GenerationError, describe
-from spotwise.mesh.process.cancelling import end_tasks
+from spotwise.mesh.process.background_work import end_tasks
 
 FINISHED, CANCELLED = KeptEnding("finished"), KeptEnding("cancelled")
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import heapq
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from collections.abc import Sequence as Rows
 from dataclasses import dataclass
 from itertools import groupby
@@ -79,7 +79,7 @@ class VirtualTokenCounters:
         return min(map(self.served, busy), default=self._last_busy_served)
 
     def in_turn(
-        self, jobs: Sequence[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]
+        self, jobs: Rows[_Job], tenant_of: Callable[[_Job], str], worth_of: Callable[[_Job], float]
     ) -> list[_Job]:
         """Return jobs, in order within each tenant, in order of rows; `worth_of`: weighted tokens of the next iteration."""
         queues: dict[str, deque[_Job]] = {}

@@ -15,9 +15,9 @@ from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost
 from spotwise.mesh.grpc.device_control import Report, device_handler
-from spotwise.mesh.service.connections import control_access
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.run import control_access
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_orders import report_formed, unformed

@@ -1,4 +1,4 @@
-"""The secret that all processes of a mesh share, and the file that it is in.
+"""The secret that all processes of a mesh share, and files with secrets: only their owner may read them.
 
 Each use has a key of its own, derived from the secret, so that one plane's key is of no use on another.
 """
@@ -14,6 +14,17 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from spotwise.mesh.ports.ports import MeshError
+
+
+def require_private(path: Path) -> None:
+    """Check that no other user can read or change a file; raises `ValueError` where one can, or there is no such file."""
+    try:
+        mode = stat.S_IMODE(path.stat().st_mode)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    if mode & 0o077:
+        raise ValueError(f"{path} may be read by other users (mode {mode:04o}); chmod 600 {path}")
+
 
 #: A shorter secret could be guessed.
 MIN_SECRET_BYTES = 32
