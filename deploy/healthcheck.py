@@ -5,8 +5,8 @@ import os
 import sys
 from pathlib import Path
 
-from spotwise.mesh.grpc.control_access import ControlAccess
 from spotwise.mesh.grpc.control import is_serving
+from spotwise.mesh.grpc.control_access import ControlAccess
 from spotwise.mesh.grpc.plane_tls import PlaneTls
 
 if __name__ == "__main__":
