@@ -10,7 +10,7 @@ from typing import Any
 
 from openai import OpenAIError
 
-from spotwise.cli.launch.run_state import ServiceState
+from spotwise.cli.launch.supervision.run_state import ServiceState
 from spotwise.mesh.redis.store import RedisStore
 from tests.faults.report import CaseResult
 from tests.live.answers import Answer, ask

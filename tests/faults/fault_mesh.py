@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from spotwise.cli.launch.run_state import ServiceState
+from spotwise.cli.launch.supervision.run_state import ServiceState
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.cost_profile import profile_as_dict

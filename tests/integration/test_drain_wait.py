@@ -10,7 +10,7 @@ import pytest
 
 from spotwise.cli import drain
 from spotwise.cli.errors import CommandError
-from spotwise.cli.running_mesh import MeshAddresses
+from spotwise.cli.mesh.running import MeshAddresses
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.redis.store import RedisStore

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spotwise.cli.certs.folder import CredentialsFolder
-from spotwise.cli.gateway_access import client_options
+from spotwise.cli.client.gateway_access import client_options
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running

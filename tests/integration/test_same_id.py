@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.run_state import RunState, write_state
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RunState, write_state
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port

@@ -11,7 +11,7 @@ import orjson
 import pytest
 import redis
 
-from spotwise.cli.launch.readiness import Readiness
+from spotwise.cli.launch.supervision.readiness import Readiness
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, redis_server, running
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.wire import subjects

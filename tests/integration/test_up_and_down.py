@@ -16,8 +16,8 @@ import psutil
 import pytest
 import redis
 
-from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, read_state
 from spotwise.mesh.embedded.servers import free_port, nats_answers, nats_server, redis_server, running
 from tests.death_watch import death_watch
 
@@ -31,7 +31,7 @@ SERVER_IDS = {"nats-server", "redis-server"}
 RUN = """
 import sys
 from rich.console import Console
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.report import Report
 from spotwise.cli.launch.up import run_mesh
 detach = sys.argv[2] == "--detach"

@@ -17,8 +17,8 @@ import openai
 import psutil
 
 from spotwise.cli.drain import send_notice
-from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.status_table import MemberStatus, gather_status
+from spotwise.cli.launch.supervision.run_state import RunState, read_state
+from spotwise.cli.mesh.status_table import MemberStatus, gather_status
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import PlannedDeployment
 from spotwise.mesh.redis.store import RedisStore

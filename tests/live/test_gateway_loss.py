@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.cli.chat_stream import AnswerFigures, ChatClient
+from spotwise.cli.client.chat_stream import AnswerFigures, ChatClient
 from tests.live.mesh import MODEL, wait_for
 from tests.live.second_gateway import SecondGateway
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh

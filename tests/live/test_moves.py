@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from spotwise.cli.mesh.running import MeshAddresses
 from spotwise.cli.move import choices_to_move, move_request
-from spotwise.cli.running_mesh import MeshAddresses
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome
 from spotwise.mesh.redis.store import RedisStore
 from tests.live.answers import Answer, ask, ask_all, assert_same, lasted_s

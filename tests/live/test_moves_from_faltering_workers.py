@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from spotwise.cli.mesh.running import MeshAddresses
 from spotwise.cli.move import move_request
-from spotwise.cli.running_mesh import MeshAddresses
 from spotwise.core.messages.worker import MoveOutcome
 from tests.live.failing_worker import FALTERS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, run

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.run_state import ServiceState
+from spotwise.cli.launch.supervision.run_state import ServiceState
 from spotwise.core.messages.members import MemberState
 from spotwise.wire import subjects
 from tests.live.mesh import MODEL, wait_for

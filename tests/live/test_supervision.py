@@ -14,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spotwise.cli.launch.run_state import ServiceState
+from spotwise.cli.launch.supervision.run_state import ServiceState
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 

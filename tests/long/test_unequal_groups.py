@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
+from spotwise.cli.mesh.running import MeshAddresses
 from spotwise.cli.move import move_request
-from spotwise.cli.running_mesh import MeshAddresses
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts

@@ -24,7 +24,7 @@ from spotwise.core.scheduler.role import SchedulerRole
 from spotwise.core.scheduler.views import WorkerLife, WorkerView
 from tests.property.test_placement_laws import DEMANDS, NEEDS, POLICIES, meshes, view_of
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.fleets import constant, device, fleet, instance
+from tests.unit.core.scheduler.fleets import constant, device, fleet, instance
 from tests.unit.core.scheduler_bench import accepted, reserved, submission
 
 RATES = st.sampled_from([1e-9, 1e-4, 1.5e-4, 1e-3, 0.01, 0.3, 2.0])

@@ -29,7 +29,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.core.percentile import percentile
 
 #: Tokens of a prompt and of an answer; a token takes some 1.5 s, so that an answer takes longer than all streams to begin, and

@@ -18,7 +18,7 @@ from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.status_table import MemberStatus, gather_status
+from spotwise.cli.mesh.status_table import MemberStatus, gather_status
 from spotwise.core.messages.members import MemberKind
 
 SIGNALS = {"kill -9": signal.SIGKILL, "SIGSTOP": signal.SIGSTOP}

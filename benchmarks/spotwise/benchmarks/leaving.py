@@ -14,7 +14,7 @@ from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.mesh.replay.journal_replay import Replay, find_journals, replay
 

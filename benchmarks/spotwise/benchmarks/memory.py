@@ -22,7 +22,7 @@ from spotwise.benchmarks.sampling import sampled
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
-from spotwise.cli.status_table import gather_status
+from spotwise.cli.mesh.status_table import gather_status
 
 _SAMPLE_S = 0.25
 _IDLE_WAIT_S = 60.0

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.errors import CommandError
-from spotwise.cli.status_table import MemberStatus
+from spotwise.cli.mesh.status_table import MemberStatus
 
 _EVERYTHING = Target(at_least=1.0)
 _WITHIN = Target(at_most=1.0)

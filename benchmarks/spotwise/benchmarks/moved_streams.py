@@ -15,10 +15,10 @@ import httpx
 
 from spotwise.cli.bench.completion import completion_body, http_errors_as_command_errors, open_client
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.resumable_stream import decode_event
 from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
-from spotwise.cli.resumable_stream import decode_event
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.mesh.redis.store import RedisStore
 

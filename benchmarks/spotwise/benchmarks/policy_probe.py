@@ -13,7 +13,7 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.load import run_together
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.status_table import gather_status
+from spotwise.cli.mesh.status_table import gather_status
 from spotwise.core.messages.members import Pool
 
 ITERATION_LEVEL = "iteration_level"

@@ -8,7 +8,7 @@ from typing import Self
 
 import psutil
 
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 
 
 @dataclass(frozen=True, slots=True)

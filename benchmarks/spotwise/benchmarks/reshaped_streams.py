@@ -20,7 +20,7 @@ from spotwise.benchmarks.moved_streams import (
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.core.messages.reshape import PredictedReshape, ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage

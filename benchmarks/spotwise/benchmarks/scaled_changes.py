@@ -27,7 +27,7 @@ from spotwise.cli.bench.completion import open_client
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.requests.sampling import counter_uniform
 from spotwise.mesh.redis.store import RedisStore

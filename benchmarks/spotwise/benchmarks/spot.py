@@ -25,10 +25,10 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
-from spotwise.cli.options import EngineKind
+from spotwise.cli.launch.options import EngineKind
+from spotwise.cli.mesh.running import running_state
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
-from spotwise.cli.running_mesh import running_state
 from spotwise.cli.simulate.market_options import purchase_terms
 from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.model_shape import ModelShape

@@ -18,7 +18,7 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 from spotwise.cloud.traced_instances import TRACED_NOTICE
 from spotwise.core.messages.fleet import FleetReported, InstanceState
 from spotwise.core.planner.change_cost import STORAGE_BYTES_PER_S

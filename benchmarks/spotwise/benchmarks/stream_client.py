@@ -1,7 +1,7 @@
 """A client for thousands of streams that takes little CPU from the mesh on the same machine.
 
-One keep-alive connection per stream. Events are not parsed (unlike `cli/resumable_stream.py`): the bytes show the first token,
-the usage and the end. Errors are outcomes, not exceptions.
+One keep-alive connection per stream. Events are not parsed (unlike `cli/client/resumable_stream.py`): the bytes show the
+first token, the usage and the end. Errors are outcomes, not exceptions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import orjson
 
 from spotwise.cli.bench.completion import completion_body
-from spotwise.cli.gateway_access import client_options
+from spotwise.cli.client.gateway_access import client_options
 
 _FIRST = b"data: {"
 _FAILED = b'data: {"error"'

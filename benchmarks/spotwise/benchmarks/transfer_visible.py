@@ -16,7 +16,7 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import open_store
+from spotwise.cli.mesh.access import open_store
 from spotwise.mesh.redis.store import RedisStore
 
 #: The workers' setting for when to send.

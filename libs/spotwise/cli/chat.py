@@ -9,9 +9,9 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
-from spotwise.cli.chat_stream import AnswerFigures, ChatClient
+from spotwise.cli.client.chat_stream import AnswerFigures, ChatClient
+from spotwise.cli.client.gateway_access import CaFile, find_gateway
 from spotwise.cli.errors import CommandError
-from spotwise.cli.gateway_access import CaFile, find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"

@@ -13,8 +13,8 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import connect_bus, connect_store
-from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh
+from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.running import MeshAddresses, find_broker, find_mesh
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.core.messages.mesh import DrainReply
 from spotwise.core.messages.worker import Drain

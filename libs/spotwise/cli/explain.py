@@ -15,8 +15,8 @@ from rich.table import Table
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import open_store
-from spotwise.cli.running_mesh import find_store
+from spotwise.cli.mesh.access import open_store
+from spotwise.cli.mesh.running import find_store
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.wire import subjects
 

@@ -16,10 +16,10 @@ from rich.table import Table
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.cli.mesh_access import connect_bus
+from spotwise.cli.mesh.access import connect_bus
+from spotwise.cli.mesh.running import find_broker
+from spotwise.cli.mesh.watching import watch as watch_live
 from spotwise.cli.quantities import duration_text
-from spotwise.cli.running_mesh import find_broker
-from spotwise.cli.watching import watch as watch_live
 from spotwise.core.fleet.learned_hazards import LearnedHazards
 from spotwise.core.messages.fleet import (
     FleetInstance,

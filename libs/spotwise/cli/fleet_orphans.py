@@ -15,8 +15,8 @@ from rich.table import Table
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh.running import find_broker
 from spotwise.cli.quantities import duration_text
-from spotwise.cli.running_mesh import find_broker
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_dead_man import renewal_s, user_data
 from spotwise.cloud.ec2_instances import Ec2Instances

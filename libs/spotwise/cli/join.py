@@ -11,13 +11,13 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.options import parse_size
 from spotwise.cli.launch.plan import plan_joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.mesh_access import open_store, operator_access
-from spotwise.cli.options import parse_size
-from spotwise.cli.running_mesh import running_state
-from spotwise.cli.worker_values import require_worker_id
+from spotwise.cli.launch.worker_values import require_worker_id
+from spotwise.cli.mesh.access import open_store, operator_access
+from spotwise.cli.mesh.running import running_state
 from spotwise.mesh.service.registration import holder
 
 

@@ -12,8 +12,8 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import connect_bus, connect_store
-from spotwise.cli.running_mesh import MeshAddresses, find_mesh
+from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.running import MeshAddresses, find_mesh
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus

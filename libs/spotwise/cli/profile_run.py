@@ -12,8 +12,8 @@ from spotwise.cli.bench.completion import http_errors_as_command_errors, open_cl
 from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
-from spotwise.cli.mesh_access import open_store, operator_access
-from spotwise.cli.status_table import gather_status
+from spotwise.cli.mesh.access import open_store, operator_access
+from spotwise.cli.mesh.status_table import gather_status
 from spotwise.core.messages.members import Member
 from spotwise.mesh.grpc.control import IterationTime, RecentIterations, recent_iterations
 

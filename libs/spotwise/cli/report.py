@@ -20,9 +20,9 @@ from rich.table import Table
 from rich.text import Text
 
 from spotwise.cli.launch.gateway_options import has_configured_keys
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import RunFolder
-from spotwise.cli.launch.run_state import ServiceState
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import ServiceState
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.process.logs import without_passwords
 

@@ -13,9 +13,9 @@ from rich.live import Live
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import connect_bus, connect_store
+from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.running import MeshAddresses, find_mesh
 from spotwise.cli.reshape_view import ReshapeProgress, plan_table
-from spotwise.cli.running_mesh import MeshAddresses, find_mesh
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.core.messages.reshape import ReshapeMesh, ReshapeReply
 from spotwise.core.parallel.config import ParallelConfig

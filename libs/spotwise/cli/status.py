@@ -11,9 +11,9 @@ import typer
 from rich.console import Console
 
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.launch.run_state import RunState, ServiceState
-from spotwise.cli.running_mesh import find_store, running_state
-from spotwise.cli.watching import watch as watch_live
+from spotwise.cli.launch.supervision.run_state import RunState, ServiceState
+from spotwise.cli.mesh.running import find_store, running_state
+from spotwise.cli.mesh.watching import watch as watch_live
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -32,7 +32,7 @@ def status(
     """
     url = find_store(name, redis_url)
     # Only now: the clients of gRPC and the store take longer to import than all else here.
-    from spotwise.cli.status_table import (
+    from spotwise.cli.mesh.status_table import (
         as_dict,
         gather_status,
         missing_services,

@@ -6,7 +6,7 @@ import pytest
 
 from spotwise.benchmarks.memory_samples import Sample, WorkerMemory, held_by, memory_rows, read_samples, summarize
 from spotwise.cli.errors import CommandError
-from spotwise.cli.status_table import MemberStatus
+from spotwise.cli.mesh.status_table import MemberStatus
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.grpc.control import EngineDescription
 

@@ -17,9 +17,9 @@ from spotwise.benchmarks.stream_load import StreamResult, run_streams
 from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, write_state
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.mesh.embedded.child_process import ProcessIdentity, identify
 from tests.unit.benchmarks.sse_gateway import failing, gateway, whole
 

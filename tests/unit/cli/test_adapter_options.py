@@ -11,9 +11,9 @@ from transformers import AutoModelForCausalLM
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.model_options import adapters_option, require_other_names
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.options import MeshOptions
 from tests.adapters import save_adapter
 from tests.unit.cli.command_line import CommandLine
 from tests.unit.engine.tiny_models import llama_config

@@ -8,8 +8,8 @@ import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.model_options import aliases_option, require_aliases
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import common_env, gateway_env
-from spotwise.cli.options import MeshOptions
 
 OPTIONS = MeshOptions(name="m", model_folder=Path("/models/m"), model_name="m")
 

@@ -9,8 +9,8 @@ import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.fleet_options import fleet_options
+from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.options import FleetOptions
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.files.fleet_file import read_fleet

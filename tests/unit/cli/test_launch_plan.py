@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from spotwise.cli.launch.options import EngineKind, MeshOptions
 from spotwise.cli.launch.plan import plan_joining_worker, plan_services
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.options import EngineKind, MeshOptions
 
 NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"

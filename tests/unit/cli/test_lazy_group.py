@@ -15,9 +15,9 @@ from typer.main import get_command
 from typer.testing import CliRunner
 
 from spotwise.cli import __main__ as program
-from spotwise.cli.launch.run_state import RunState, write_state
+from spotwise.cli.launch.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RunState, write_state
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.cli.options import MeshOptions
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 HEAVY = ("torch", "transformers", "scipy", "matplotlib", "spotwise.simulator", "spotwise.benchmarks")
@@ -123,7 +123,7 @@ def test_status_without_a_mesh_imports_no_client_of_one(tmp_path: Path) -> None:
 
 def test_what_shows_members_imports_neither_messages_nor_plans() -> None:
     """The core's types take as long to make as all clients of the mesh together, and members need few of them."""
-    code = "import sys, spotwise.cli.status_table, spotwise.cli.status_table; print(*sys.modules)"
+    code = "import sys, spotwise.cli.mesh.status_table, spotwise.cli.mesh.status_table; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     imported = set(done.stdout.split())
     assert "spotwise.core.messages.members" in imported

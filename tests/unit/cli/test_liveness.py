@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.cli.launch.liveness import SignsOfLife
+from spotwise.cli.launch.supervision.liveness import SignsOfLife
 
 LIMIT_S = 15.0
 

@@ -9,11 +9,11 @@ import pytest
 
 from spotwise.cli import drain as drain_module
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.launch.run_state import RunState, write_state
-from spotwise.cli.mesh_access import operator_access
-from spotwise.cli.options import MeshOptions
-from spotwise.cli.running_mesh import MeshAddresses, find_broker, find_mesh, find_store
+from spotwise.cli.launch.supervision.run_state import RunState, write_state
+from spotwise.cli.mesh.access import operator_access
+from spotwise.cli.mesh.running import MeshAddresses, find_broker, find_mesh, find_store
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.redis.store import RedisStore

@@ -6,10 +6,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principal_of, principals_of
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.service_process import ServiceProcess
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.options import MeshOptions
 from spotwise.wire.permissions import ADMIN
 
 SERVERS = MeshServers(

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState, read_state, write_state
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, read_state, write_state
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.cli.status_table import MemberStatus, _legend, _row, as_dict, status_table, with_other_weights
+from spotwise.cli.mesh.status_table import MemberStatus, _legend, _row, as_dict, status_table, with_other_weights
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
 from spotwise.mesh.grpc.control import EngineDescription
 

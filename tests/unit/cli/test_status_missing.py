@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.run_state import RecordedService, RunState, ServiceState
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState
+from spotwise.cli.mesh.status_table import MemberStatus, missing_services
 from spotwise.cli.status import _unhealthy
-from spotwise.cli.status_table import MemberStatus, missing_services
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 

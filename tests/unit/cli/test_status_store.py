@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.cli.status_table import store_problems, use_line
+from spotwise.cli.mesh.status_table import store_problems, use_line
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 
 NOW_S = 1_700_000_000.0

@@ -13,14 +13,14 @@ import pytest
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch import liveness, state_file, supervised_process
-from spotwise.cli.launch.run_state import RunState, read_state, write_state
-from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import StopOrder
-from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervised_process import RestartLimit, SupervisedProcess
-from spotwise.cli.launch.supervisor import Supervisor
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision import liveness, state_file, supervised_process
+from spotwise.cli.launch.supervision.run_state import RunState, read_state, write_state
+from spotwise.cli.launch.supervision.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.supervision.stop_signals import StopSignals
+from spotwise.cli.launch.supervision.supervised_process import RestartLimit, SupervisedProcess
+from spotwise.cli.launch.supervision.supervisor import Supervisor
 from spotwise.cli.report import Report
 from spotwise.mesh.embedded.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
 

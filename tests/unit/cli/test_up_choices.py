@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.gateway_options import require_keys
-from spotwise.cli.options import MeshOptions, unnamed_pools
+from spotwise.cli.launch.options import MeshOptions, unnamed_pools
 from spotwise.cli.report import public_access_warning
 
 

@@ -12,7 +12,7 @@ from spotwise.core.scheduler.lives import REPORT_COUNTS_S
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import ledger, worker_member
-from tests.unit.core.cluster.fleets import device, fleet, instance
+from tests.unit.core.scheduler.fleets import device, fleet, instance
 from tests.unit.core.scheduler_bench import PROMPT, SchedulerBench, reserved, submission
 
 #: Sooner chosen by their queues; a token of the queue costs 0.5 ms.

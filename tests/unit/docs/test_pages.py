@@ -177,8 +177,8 @@ def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
 def test_every_error_code_is_listed() -> None:
     """The API page's table has every code that a client may receive, and no others."""
     listed = {code for row in table(section(API.read_text(), "Errors")) for code in quoted(row[1])}
-    gateway = ROOT / "services" / "spotwise" / "gateway"
-    source = "\n".join(path.read_text() for path in gateway.glob("*.py"))
+    rooms = (ROOT / "services/spotwise/gateway", ROOT / "libs/spotwise/http", ROOT / "libs/spotwise/text")
+    source = "\n".join(path.read_text() for room in rooms for path in room.rglob("*.py"))
     in_code = set(re.findall(r'code="(\w+)"', source))
     # A bound that is too large is sized anew: no client learns of it.
     in_code |= {RejectCode(code).value for code in RejectCode} - {RejectCode.BOUND_TOO_LARGE.value}

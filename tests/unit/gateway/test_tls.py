@@ -16,7 +16,7 @@ import uvicorn
 from fastapi import FastAPI
 from pydantic import ValidationError
 
-from spotwise.cli.chat_stream import ChatClient
+from spotwise.cli.client.chat_stream import ChatClient
 from spotwise.cli.errors import CommandError
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.limits import HttpLimits

@@ -17,9 +17,9 @@ from typing import Any
 
 import httpx
 
+from spotwise.cli.client.gateway_access import client_options
+from spotwise.cli.client.resumable_stream import decode_event
 from spotwise.cli.errors import CommandError
-from spotwise.cli.gateway_access import client_options
-from spotwise.cli.resumable_stream import decode_event
 
 #: Ids that every tokenizer has beyond its special tokens.
 _TOKEN_IDS = range(100, 10_000)

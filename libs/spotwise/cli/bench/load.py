@@ -26,8 +26,8 @@ from spotwise.cli.bench.completion import (
 )
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
+from spotwise.cli.client.gateway_access import CaFile, find_gateway
 from spotwise.cli.errors import OptionError
-from spotwise.cli.gateway_access import CaFile, find_gateway
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.core.percentile import percentile
 

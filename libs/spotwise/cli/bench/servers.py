@@ -16,9 +16,9 @@ from typing import Self
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
-from spotwise.cli.launch.run_state import read_state
-from spotwise.cli.launch.service_logs import log_tail
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.launch.supervision.run_state import read_state
+from spotwise.cli.launch.supervision.service_logs import log_tail
+from spotwise.cli.mesh.running import running_state
 from spotwise.mesh.embedded.child_process import ChildProcess, identify, start_child
 
 _START_S = 600.0

@@ -22,9 +22,9 @@ from rich.table import Table
 from spotwise.cli.drain import parse_duration
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.mesh_access import open_store
+from spotwise.cli.mesh.access import open_store
+from spotwise.cli.mesh.running import find_store
 from spotwise.cli.quantities import duration_text
-from spotwise.cli.running_mesh import find_store
 from spotwise.core.access.keys import (
     MAX_KEYS,
     SECRET_BYTES,

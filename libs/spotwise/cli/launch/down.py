@@ -10,9 +10,9 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, RunFolder, run_folder
-from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import RunState, read_state
 from spotwise.cloud.instances import ProviderError
 from spotwise.cloud.local_meshes import release_mesh
 from spotwise.mesh.embedded.child_process import ProcessIdentity, is_alive, send_signal

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import RunFolder
-from spotwise.cli.options import FleetOptions
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.spot_traces import read_spot_trace

@@ -12,8 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import cache_folder
-from spotwise.cli.options import MeshOptions
 from spotwise.core.requests.names import model_aliases, named_folders, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import AdapterError, ModelError

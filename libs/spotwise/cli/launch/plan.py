@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from spotwise.cli.launch.fleet_plan import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
+from spotwise.cli.launch.options import EngineKind, MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
 from spotwise.cli.launch.simulated_plan import plan_simulated, plan_simulated_groups, simulated_workers
 from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, threads_of, worker
-from spotwise.cli.options import EngineKind, MeshOptions
 
 #: Each process of a service serves its metrics at a port of its own: the one that is set, and those that follow it.
 _METRICS_PORTS = {

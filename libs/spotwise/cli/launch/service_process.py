@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import IntEnum
 
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.core.access.secret_variables import environment_for
 
 

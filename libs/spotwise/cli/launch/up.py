@@ -11,7 +11,6 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.detach import start_detached
 from spotwise.cli.launch.fleet_options import fleet_options
 from spotwise.cli.launch.gateway_options import open_ports, require_keys, require_pair
 from spotwise.cli.launch.model_options import (
@@ -22,10 +21,7 @@ from spotwise.cli.launch.model_options import (
     require_other_names,
     resolve_with_progress,
 )
-from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
-from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervise import supervise
-from spotwise.cli.options import (
+from spotwise.cli.launch.options import (
     EngineKind,
     GroupShape,
     MeshOptions,
@@ -33,11 +29,15 @@ from spotwise.cli.options import (
     parse_size,
     unnamed_pools,
 )
-from spotwise.cli.parallel_option import PoolShapes, parse_parallel
+from spotwise.cli.launch.parallel_option import PoolShapes, parse_parallel
+from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
+from spotwise.cli.launch.supervision.detach import start_detached
+from spotwise.cli.launch.supervision.stop_signals import StopSignals
+from spotwise.cli.launch.supervision.supervise import supervise
+from spotwise.cli.launch.worker_values import policy_name
+from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.cli.profile_files import read_profile
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
-from spotwise.cli.server_addresses import server_addresses
-from spotwise.cli.worker_values import policy_name
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Discipline
 from spotwise.core.worker.scheduling.policies import served_policies

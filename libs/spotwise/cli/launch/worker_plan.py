@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Self
 
+from spotwise.cli.launch.options import POOLS, MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, policy_env, service
-from spotwise.cli.options import POOLS, MeshOptions
 from spotwise.engine.native.build import NoKernelsError, ensure_library
 
 #: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.

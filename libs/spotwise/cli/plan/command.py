@@ -10,8 +10,8 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.options import parse_size
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.options import parse_size
 from spotwise.cli.plan.document import plan_document
 from spotwise.cli.plan.lanes import lanes
 from spotwise.cli.plan.model_shapes import parse_model_shape

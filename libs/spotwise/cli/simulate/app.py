@@ -16,7 +16,7 @@ simulate = typer.Typer(
             "run": "spotwise.cli.simulate.run:run",
             "spot": "spotwise.cli.simulate.spot:spot",
             "provision": "spotwise.cli.simulate.provision:provision",
-            "paper": "spotwise.cli.simulate.paper:paper",
+            "paper": "spotwise.cli.simulate.papers.app:paper",
             "compile": "spotwise.cli.simulate.compiling:compile_simulator",
         },
         before=lambda name: use_compiled(),

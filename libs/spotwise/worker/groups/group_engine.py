@@ -1,4 +1,4 @@
-"""A `WorkerEngine` of P x M processes: the leader's own part, and devices that carry out the same orders.
+"""A `WorkerEngine` of P x M processes: the leader's own part, and devices that carry out its orders; they know block tables.
 
 The devices receive what the leader's engine does, in the same order. An iteration has ended when the device that samples says
 so; by then all members have written its KV. Where a member is gone nothing is undone or waited for: the engine is lost,
@@ -15,6 +15,7 @@ from typing import Any
 from spotwise.core.costs.batching import Batch
 from spotwise.core.messages import groups as g
 from spotwise.core.messages import hand_offs as h
+from spotwise.core.messages.groups import StepRow
 from spotwise.core.requests.record import KvShare, RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
@@ -22,9 +23,44 @@ from spotwise.mesh.grpc.control import GroupTimes
 from spotwise.mesh.grpc.device_control import DeviceLink
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.groups.block_tables import BlockTables
 from spotwise.worker.groups.group_kv import KvReports
 from spotwise.worker.groups.group_part import GroupPart
+
+
+class BlockTables:
+    """By sequence, the table of its last row."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[int, ...]] = {}
+
+    def rows(self, batch: Batch) -> tuple[StepRow, ...]:
+        """Return a batch's rows as changes of what is known, and note them."""
+        return tuple(
+            StepRow(row.sequence_id, row.first_position, row.num_tokens, *self._change(row.sequence_id, row.block_ids))
+            for row in batch.rows
+        )
+
+    def blocks(self, sequence_id: str) -> tuple[int, ...]:
+        """Return a sequence's table; empty where it has had no row."""
+        return self._known.get(sequence_id, ())
+
+    def drop(self, sequence_id: str) -> None:
+        """Forget a sequence; idempotent."""
+        self._known.pop(sequence_id, None)
+
+    def clear(self) -> None:
+        """Forget all sequences."""
+        self._known.clear()
+
+    def _change(self, sequence_id: str, block_ids: tuple[int, ...]) -> tuple[int, tuple[int, ...]]:
+        known = self._known.get(sequence_id, ())
+        if known == block_ids:
+            return len(known), ()
+        self._known[sequence_id] = block_ids
+        if known == block_ids[: len(known)]:
+            return len(known), block_ids[len(known) :]
+        return 0, block_ids
+
 
 OnEnded = Callable[[Exception | None], None]
 

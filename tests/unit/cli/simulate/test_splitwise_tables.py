@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from spotwise.cli.simulate.splitwise_tables import headlines_document, headlines_table, limits_table
+from spotwise.cli.simulate.papers.splitwise_tables import headlines_document, headlines_table, limits_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS

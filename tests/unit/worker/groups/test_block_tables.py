@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.core.costs.batching import Batch, BatchRow
-from spotwise.worker.groups.block_tables import BlockTables
+from spotwise.worker.groups.group_engine import BlockTables
 
 NAMES = st.sampled_from(["a", "b", "d"])
 TABLES = st.lists(st.integers(0, 9), max_size=5).map(tuple)

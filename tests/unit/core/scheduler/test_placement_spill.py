@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotwise.core.scheduler.placements import PlacedBy
 from spotwise.core.scheduler.policy import PoolPolicy
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.placing import choice, chosen, mixed_worker, prompt_worker
+from tests.unit.core.scheduler.placing import choice, chosen, mixed_worker, prompt_worker
 
 
 class TestPromptsSpillOver:

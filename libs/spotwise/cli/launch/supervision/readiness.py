@@ -17,7 +17,7 @@ import redis
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.server_addresses import server_addresses
+from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.core.messages.members import MemberState
 from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
 from spotwise.mesh.grpc.plane_tls import PlaneTls

@@ -24,8 +24,7 @@ from spotwise.cli.simulate.options import (
     StudiesOption,
     require_outputs,
 )
-from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.cli.simulate.study_tables import (
+from spotwise.cli.simulate.papers.study_tables import (
     Column,
     StudyPaper,
     check_headlines,
@@ -33,6 +32,7 @@ from spotwise.cli.simulate.study_tables import (
     headline_documents,
     range_headline_table,
 )
+from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.fastserve.engines import ENGINES, Scheduler
 from spotwise.simulator.fastserve.findings import JobFinding, JobFindings, headlines
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs

@@ -8,7 +8,7 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.cli.simulate.documents import run_document
-from spotwise.cli.simulate.study_tables import coloured, headline_table
+from spotwise.cli.simulate.papers.study_tables import coloured, headline_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.search import Limit

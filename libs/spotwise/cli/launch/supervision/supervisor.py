@@ -10,14 +10,14 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spotwise.cli.launch.liveness import LivenessWatch, Probe
-from spotwise.cli.launch.log_rotation import LogRotation
-from spotwise.cli.launch.run_state import RunState, ServiceState
-from spotwise.cli.launch.service_logs import LogFollower, log_tail, reason_for_not_serving
 from spotwise.cli.launch.service_process import StopOrder
-from spotwise.cli.launch.state_file import StateFile
-from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervised_process import SupervisedProcess
+from spotwise.cli.launch.supervision.liveness import LivenessWatch, Probe
+from spotwise.cli.launch.supervision.log_rotation import LogRotation
+from spotwise.cli.launch.supervision.run_state import RunState, ServiceState
+from spotwise.cli.launch.supervision.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.supervision.state_file import StateFile
+from spotwise.cli.launch.supervision.stop_signals import StopSignals
+from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess
 from spotwise.cli.report import Report
 from spotwise.mesh.embedded.servers import EmbeddedServerError
 

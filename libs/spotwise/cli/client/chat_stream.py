@@ -11,8 +11,8 @@ from typing import Any
 
 import httpx
 
+from spotwise.cli.client.resumable_stream import ResumableStream, refusal
 from spotwise.cli.errors import CommandError
-from spotwise.cli.resumable_stream import ResumableStream, refusal
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from spotwise.core.scheduler.lives import REPORT_COUNTS_S, Lives
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.views import WorkerLife
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.fleets import constant, device, fleet, instance
+from tests.unit.core.scheduler.fleets import constant, device, fleet, instance
 
 NOW = 1000.0
 

@@ -8,7 +8,7 @@ from spotwise.core.messages.members import Member, MemberState, Pool
 from spotwise.core.scheduler.placements import PlacedBy
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.placing import WEIGHED, choice, chosen, mixed_worker, placed, prompt_worker
+from tests.unit.core.scheduler.placing import WEIGHED, choice, chosen, mixed_worker, placed, prompt_worker
 
 
 class TestShortestQueue:

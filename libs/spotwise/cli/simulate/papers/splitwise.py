@@ -26,9 +26,8 @@ from spotwise.cli.simulate.options import (
     command_errors,
     require_outputs,
 )
-from spotwise.cli.simulate.progress import Simulations
-from spotwise.cli.simulate.splitwise_figures import draw_figures
-from spotwise.cli.simulate.splitwise_tables import (
+from spotwise.cli.simulate.papers.splitwise_figures import draw_figures
+from spotwise.cli.simulate.papers.splitwise_tables import (
     comparison_document,
     comparison_table,
     headlines_document,
@@ -36,7 +35,8 @@ from spotwise.cli.simulate.splitwise_tables import (
     limits_table,
     unsteady_limits,
 )
-from spotwise.cli.simulate.study_tables import require_close
+from spotwise.cli.simulate.papers.study_tables import require_close
+from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.search import Grid, Search
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines

@@ -12,8 +12,8 @@ from typing import Any
 import httpx
 import orjson
 
+from spotwise.cli.client.gateway_access import client_options
 from spotwise.cli.errors import CommandError
-from spotwise.cli.gateway_access import client_options
 
 
 def decode_event(line: str) -> dict[str, Any] | None:

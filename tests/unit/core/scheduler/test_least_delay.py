@@ -10,7 +10,7 @@ from spotwise.core.messages.members import Member
 from spotwise.core.scheduler.placements import PlacedBy
 from spotwise.core.scheduler.policy import PoolPolicy
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.placing import chosen, mixed_worker, prompt_worker
+from tests.unit.core.scheduler.placing import chosen, mixed_worker, prompt_worker
 
 DEFAULT = PoolPolicy()
 #: What a worker reports after prompts of a thousand tokens, at 2.9 ms each, and after hand-offs of 12 ms.

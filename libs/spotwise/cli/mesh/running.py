@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.launch.run_state import RunState, read_state
-from spotwise.cli.server_addresses import server_addresses
+from spotwise.cli.launch.supervision.run_state import RunState, read_state
+from spotwise.cli.mesh.server_addresses import server_addresses
 
 
 @dataclass(frozen=True, slots=True)

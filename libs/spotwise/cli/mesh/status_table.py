@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.cli.mesh_access import open_store, operator_access
+from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.core.access.store_budget import Kind, RoomUse
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
 from spotwise.core.scheduler.views import has_off_pool_work

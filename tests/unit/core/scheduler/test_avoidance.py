@@ -12,7 +12,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.quarantine import Quarantine
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.placing import prompt_worker
+from tests.unit.core.scheduler.placing import prompt_worker
 
 SMALL = (prompt_worker("p"), worker_member("t"))
 LARGE = (prompt_worker("p"), prompt_worker("q"), worker_member("t"), worker_member("u"))

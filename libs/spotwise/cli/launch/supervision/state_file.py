@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.run_state import RunState, write_state
+from spotwise.cli.launch.supervision.run_state import RunState, write_state
 from spotwise.cli.report import Report
 
 _TRY_AGAIN_S = 2.0

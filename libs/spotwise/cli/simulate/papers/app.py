@@ -11,9 +11,9 @@ paper = typer.Typer(
     add_completion=False,
     cls=lazy_group(
         {
-            "splitwise": "spotwise.cli.simulate.splitwise:splitwise",
-            "fastserve": "spotwise.cli.simulate.fastserve:fastserve",
-            "spotserve": "spotwise.cli.simulate.spotserve:spotserve",
+            "splitwise": "spotwise.cli.simulate.papers.splitwise:splitwise",
+            "fastserve": "spotwise.cli.simulate.papers.fastserve:fastserve",
+            "spotserve": "spotwise.cli.simulate.papers.spotserve:spotserve",
         }
     ),
 )

@@ -9,12 +9,12 @@ import subprocess
 import sys
 import time
 
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
-from spotwise.cli.launch.run_state import read_state
-from spotwise.cli.launch.service_logs import log_tail
-from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.supervision.run_state import read_state
+from spotwise.cli.launch.supervision.service_logs import log_tail
+from spotwise.cli.launch.supervision.stop_signals import StopSignals
+from spotwise.cli.launch.supervision.supervisor import EXIT_FAILED, EXIT_INTERRUPTED
 from spotwise.cli.report import Report
 
 _POLL_S = 0.05
@@ -38,7 +38,7 @@ def start_detached(options: MeshOptions, report: Report, signals: StopSignals) -
     # It appends, as all writers of logs that are rotated must.
     with open(folder.supervisor_log_path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600)) as log:
         supervisor = subprocess.Popen(
-            [sys.executable, "-P", "-m", "spotwise.cli.launch.supervise"],
+            [sys.executable, "-P", "-m", "spotwise.cli.launch.supervision.supervise"],
             stdin=subprocess.PIPE,
             stdout=log,
             stderr=subprocess.STDOUT,

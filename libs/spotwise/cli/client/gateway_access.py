@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import typer
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.running_mesh import running_state
+from spotwise.cli.mesh.running import running_state
 
 CaFile: TypeAlias = Annotated[
     Path | None,

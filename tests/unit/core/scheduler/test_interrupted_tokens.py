@@ -17,7 +17,7 @@ from spotwise.core.scheduler.placements import RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.fleets import fleet, instance
+from tests.unit.core.scheduler.fleets import fleet, instance
 
 #: Seconds of a token, and ends a second of the kinds of instances: half an hour, three minutes.
 TOKEN_S = 0.05

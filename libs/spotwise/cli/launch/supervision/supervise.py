@@ -16,17 +16,17 @@ from rich.console import Console
 from spotwise.cli.errors import CommandError, os_error_line
 from spotwise.cli.launch.down import end_instances, end_recorded
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.plan import plan_services
-from spotwise.cli.launch.readiness import Readiness, require_reachable
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
-from spotwise.cli.launch.run_state import RunState, read_state
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
-from spotwise.cli.launch.stop_signals import StopSignals
-from spotwise.cli.launch.supervised_process import SupervisedProcess
-from spotwise.cli.launch.supervisor import Supervisor
+from spotwise.cli.launch.supervision.readiness import Readiness, require_reachable
+from spotwise.cli.launch.supervision.run_state import RunState, read_state
+from spotwise.cli.launch.supervision.stop_signals import StopSignals
+from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess
+from spotwise.cli.launch.supervision.supervisor import Supervisor
 from spotwise.cli.launch.worker_plan import LocalHost
-from spotwise.cli.mesh_access import operator_access
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.mesh.access import operator_access
 from spotwise.cli.report import Report
 from spotwise.core.access.store_budget import StoreBudget
 from spotwise.files.user_folders import NoHomeError, expanded

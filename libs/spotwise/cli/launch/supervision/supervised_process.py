@@ -7,9 +7,9 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 
-from spotwise.cli.launch.liveness import Probe
-from spotwise.cli.launch.run_state import RecordedService, ServiceState
 from spotwise.cli.launch.service_process import StopOrder
+from spotwise.cli.launch.supervision.liveness import Probe
+from spotwise.cli.launch.supervision.run_state import RecordedService, ServiceState
 from spotwise.mesh.embedded.child_process import ChildProcess
 
 MAX_RESTARTS = 5

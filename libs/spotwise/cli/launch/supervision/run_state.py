@@ -10,7 +10,7 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from spotwise.cli.launch.mesh_servers import WORKER, MeshServers
-from spotwise.cli.options import MeshOptions
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 
 

@@ -23,10 +23,9 @@ from spotwise.cli.simulate.options import (
     command_errors,
     require_outputs,
 )
-from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.cli.simulate.spotserve_golden import alone_table, golden_document, golden_table
-from spotwise.cli.simulate.spotserve_placement import placement_document, placement_table
-from spotwise.cli.simulate.study_tables import (
+from spotwise.cli.simulate.papers.spotserve_golden import alone_table, golden_document, golden_table
+from spotwise.cli.simulate.papers.spotserve_placement import placement_document, placement_table
+from spotwise.cli.simulate.papers.study_tables import (
     Column,
     StudyPaper,
     check_headlines,
@@ -35,6 +34,7 @@ from spotwise.cli.simulate.study_tables import (
     headline_documents,
     range_headline_table,
 )
+from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.runs.studies import Headline
 from spotwise.simulator.spotserve.cases import HISTOGRAM_S, SpotSummary, simulate_spot
 from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headlines, is_close, within

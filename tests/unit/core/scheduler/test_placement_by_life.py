@@ -15,7 +15,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.views import WorkerLife
 from tests.unit.core.builders import worker_member
-from tests.unit.core.cluster.fleets import constant
+from tests.unit.core.scheduler.fleets import constant
 
 #: One answer token takes 50 ms, and one of another sequence adds 1 ms to it.
 POLICY = PoolPolicy(interruption_s=10.0, token_s=0.05)
