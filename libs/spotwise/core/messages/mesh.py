@@ -73,7 +73,7 @@ class SubmitRequest(OfAttempt):
     """Route a sequence, whose record is in the store; `prompt_tokens` includes outputs committed by earlier attempts.
 
     Attributes:
-        prefix_spans: hashes of the prompt's prefixes (`prefix_spans.py`): workers that were sent the same may hold their KV.
+        prefix_spans: hashes of the prompt's prefixes (`prefixes.py`): workers that were sent the same may hold their KV.
         priority: among queued requests the lower number comes first.
         avoid: suspects of its earlier attempts, the latest last.
         deadline_unix_s: Unix time at which its client gives up; the same in every attempt; `None` without one.
@@ -188,7 +188,7 @@ class TokenDelta(NamedTuple):
 
 @value
 class TokenBatch:
-    """One iteration's deltas for one gateway, in several batches where they are large (`worker/token_batches.py`); a
+    """One iteration's deltas for one gateway, in several batches where they are large (`worker/sequences/table.py`); a
     scheduler ends streams with one, too. `number` counts the sender's batches to this incarnation from 1, so that a lost one
     leaves a gap; `None` in a scheduler's.
     """

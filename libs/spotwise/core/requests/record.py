@@ -41,7 +41,7 @@ class RequestRecord:
         tenant: for fairness among tenants; empty by default.
         model_digest: of the weights that `output_token_ids` were computed with, which other workers must have. `None` without
             output tokens, or from workers without weights.
-        prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefix_salt.py`).
+        prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefixes.py`).
         deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
         adapter: with which all its tokens are computed; `None`: with the model alone.
     """

@@ -7,7 +7,7 @@ best of the opposite pool; home pools whatever their queues; any worker with fre
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
 Rules are preferences: a placement that delays the request less by more than a hand-off is taken instead (`least_delay.py`).
-Of the workers that a rule finds for an answer, that of the least expected cost is chosen (`cheapest_worker.py`): the first of
+Of the workers that a rule finds for an answer, that of the least expected cost is chosen (`answer_times.py`): the first of
 each class of life is compared, so that it costs at most twice the least where hazards are constant. A worker that stays, or of
 whose life nothing is known, is chosen where its queue is the shortest.
 

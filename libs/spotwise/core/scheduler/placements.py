@@ -52,7 +52,7 @@ class PlacedBy(StrEnum):
     BREAK_EVEN = "break_even"
     LEAST_DELAY = "least_delay"  #: `least_delay.py`
     ALL_OVER = "all_over"
-    BAD_PAIR = "bad_pair"  #: `avoidance.py`
+    BAD_PAIR = "bad_pair"  #: `placement.py`
 
 
 @dataclass(slots=True)

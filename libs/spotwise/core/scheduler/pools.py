@@ -8,7 +8,7 @@ The decision depends on the workers present, not on the order of their messages.
 Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.
 A worker that takes no requests, or has other weights than the mesh serves, is in none.
 Each group is ranked by its own queue (prompts in the prompt pool, tokens elsewhere) and by both queues, for service in place;
-where answers are decoded, apart by class of life (`worker_life.py`): prompts end soon, so that lives do not matter to them.
+where answers are decoded, apart by class of life (`views.py`): prompts end soon, so that lives do not matter to them.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ RUN_LENGTH = 48
 
 #: A worker's class of life, the length of its queue, and its id.
 _Key = tuple[int, int, str]
-#: Stands behind all classes of life (`worker_life.py`): workers that stay, or of which nothing is known.
+#: Stands behind all classes of life (`views.py`): workers that stay, or of which nothing is known.
 _UNCLASSED = 1
 #: More tokens than any worker has.
 _NO_BOUND = 2**62

@@ -2,7 +2,7 @@
 to each device of groups, whose leaders may be elsewhere.
 
 Law (SpotServe, section 4, and each cloud's documentation): notices repeat as `notices.py` has it, and reports to planners as
-`reports.py` has it.
+`notices.py` has it.
 A hint has no deadline: it is reported to the planner only. A withdrawn sign is reported; a draining worker keeps draining.
 An event is acknowledged once every notified member has left in order and no other worker or device is on the machine; a silent
 one has not left, since it may still be handing KV off.

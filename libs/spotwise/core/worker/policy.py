@@ -21,7 +21,7 @@ class Reserve(StrEnum):
 
 
 class Discipline(StrEnum):
-    """Names of the built-in scheduling policies; `policy_registry.py` makes them, and any others."""
+    """Names of the built-in scheduling policies; `policies.py` makes them, and any others."""
 
     FCFS = "fcfs"  #: first come, first served (Orca, section 4.1)
     PRIORITY = "priority"  #: the client's number, the lower first, then first come, first served (vLLM)
@@ -48,7 +48,7 @@ class WorkerPolicy:
         max_stall_s: seconds, about, that prompts may delay decodes beside them, or alone what arrives; `None` for no bound.
         context_parity: of the model: tokens of context that cost a token as much as all else; see `chunked_prefill.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
-        prompts_first: prompts that wait for blocks preempt decodes (Splitwise, section 4.3); see `victims.py`.
+        prompts_first: prompts that wait for blocks preempt decodes (Splitwise, section 4.3); see `fcfs_allocator.py`.
         preempt_after_s: seconds that a prompt waits before it preempts. Recomputing a decode costs more than a short wait; a
             second is about the 99th percentile of TTFT that Splitwise allows (section 6: six times the uncontended one).
         counted_steps: for engines whose tokens carry no ids: iterations of one order at most (`counted_iterations.py`). `None`

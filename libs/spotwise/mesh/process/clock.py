@@ -1,7 +1,7 @@
 """A member's clocks: a steady one, by which roles judge how long something takes, and the wall clock, which all hosts share.
 
 The steady one is set once, at the start: a role whose time jumped would take all members for lost, or wait for hours. Messages
-and records carry absolute times by the wall clock; `wall_times.py` translates between both.
+and records carry absolute times by the wall clock; `journal.py` translates between both.
 """
 
 from __future__ import annotations

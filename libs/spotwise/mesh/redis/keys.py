@@ -34,7 +34,7 @@ from spotwise.mesh.process.clock import Clock
 from spotwise.mesh.process.json_types import reader_of
 from spotwise.wire import subjects
 
-# These scripts are let through where the server has no more memory: their first write is a deletion (`redis_room.py`).
+# These scripts are let through where the server has no more memory: their first write is a deletion (`room.py`).
 
 #: After that a key that is not used has nothing left to count.
 USAGE_TTL_S = 2 * DAY_S

@@ -1,6 +1,6 @@
 """Feeds events to a role and performs its commands. One event at a time on the asyncio loop. A command's performer acts at once
 or starts background work that ends in another event. Only this loop feeds a role, so that its journal is complete, and its
-times are by the member's steady clock (`wall_times.py`).
+times are by the member's steady clock (`journal.py`).
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ class Machine:
             self._plan_beat()
 
     def tick(self) -> None:
-        """Let a role that waits notice the time: a promise of blocks may be over (`preemptive_kv_allocator.py`)."""
+        """Let a role that waits notice the time: a promise of blocks may be over (`preemptive_allocator.py`)."""
         if not self.has_left and self._worker.waits:
             self._worker.handle(m.Tick())
 

@@ -1,7 +1,7 @@
 """Finds computed blocks that a sequence need not compute again (automatic prefix caching).
 
 Law: a full block's content is a hash of its tokens, of the block before it, and, first of all, of the model's name and the
-sequence's salt (`prefix_salt.py`): sequences of different salts share no block, on the device, the host or by a move.
+sequence's salt (`prefixes.py`): sequences of different salts share no block, on the device, the host or by a move.
 A prompt begins with the blocks that are found; its last token is always computed, for its logits.
 A block becomes findable once all its positions are computed or received; reused blocks are not written.
 Prompts with log-probabilities are computed whole; tokens that were only counted have no hash.

@@ -6,7 +6,7 @@ busy one's: idle time earns no credit. Tenants with work are always served; no c
 Source: virtual token counter (Sheng et al., "Fairness in Serving Large Language Models", OSDI 2024), section 4.1, with its
 weights; there it chooses newcomers, here the rows of each iteration.
 
-Law: clients' priorities come first, then tenants' turns (`fairness.py`), then the queues (`mlfq.py`).
+Law: clients' priorities come first, then tenants' turns (`policies.py`), then the queues (`mlfq.py`).
 A sequence is charged what its tokens cost alone; its tenant, what they are worth.
 """
 
