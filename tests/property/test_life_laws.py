@@ -52,7 +52,7 @@ def test_where_an_interruption_costs_nothing_lives_change_nothing(
     """Any lives, and any mesh: the queues alone decide, though workers are ranked apart."""
     free = PoolPolicy(
         policy.max_pending_prompt_tokens,
-        policy.max_owed_tokens,
+        policy.max_remaining_tokens,
         policy.break_even,
         decode_queue=policy.decode_queue,
         interruption_s=0.0,

@@ -193,7 +193,7 @@ def is_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> bo
 
 def owes_within(view: WorkerView, demand: RequestDemand, policy: PoolPolicy) -> bool:
     """A scan's word for a token queue within its threshold."""
-    owed, bound = view.remaining_tokens, policy.max_owed_tokens
+    owed, bound = view.remaining_tokens, policy.max_remaining_tokens
     is_short = bound is None or owed == 0 or owed + demand.max_new_tokens <= bound
     return view.is_ready and is_short and view.has_capacity(demand.prompt_tokens, demand.max_new_tokens)
 

@@ -42,8 +42,7 @@ def explain(
         )
     console = Console()
     if as_json:
-        # `request_id` is the former name of `choice_id`.
-        shown = [{"request_id": e.choice_id, **dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]
+        shown = [{**dataclasses.asdict(e), "facts": dict(e.facts)} for e in entries]
         console.print_json(json.dumps(shown))
         return
     choices = sorted({entry.choice_id for entry in entries})

@@ -46,7 +46,7 @@ class SchedulerSettings(ServiceSettings):
     max_pending_prompt_tokens: int = Field(
         8192, ge=0, description="a prompt queue in which a prompt waits spills over if it would be longer than this"
     )
-    max_owed_tokens: int | None = Field(
+    max_remaining_tokens: int | None = Field(
         None,
         ge=0,
         description="a token queue that is not empty spills over if it would be longer; None: memory decides",
@@ -91,7 +91,7 @@ class SchedulerSettings(ServiceSettings):
         """How the role chooses workers."""
         return PoolPolicy(
             max_pending_prompt_tokens=self.max_pending_prompt_tokens,
-            max_owed_tokens=self.max_owed_tokens,
+            max_remaining_tokens=self.max_remaining_tokens,
             decode_queue=self.decode_queue,
             break_even=self.break_even,
             repurpose_share=self.repurpose_share,

@@ -29,8 +29,7 @@ from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.replay.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
-from spotwise.mesh.service.journal import SUFFIX, Journal, make_role
-from spotwise.mesh.service.journal_formats import FORMAT
+from spotwise.mesh.service.journal import FORMAT, SUFFIX, Journal, make_role
 from spotwise.mesh.service.role_loop import RoleLoop
 from tests.fakes.memory import FakeClock
 from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline

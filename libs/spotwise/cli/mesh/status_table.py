@@ -265,8 +265,6 @@ def as_dict(status_: MemberStatus) -> dict[str, object]:
     engine = status_.engine
     now = {"serving": status_.serving, "pool_now": status_.pool_now}
     fields: dict[str, Any] = {**now, **dataclasses.asdict(status_.member_now)}
-    if fields["load"] is not None:
-        fields["load"]["owed_tokens"] = fields["load"]["remaining_tokens"]  # its former name
     if engine is not None:
         fields["engine"] = {
             "description": engine.engine,

@@ -223,7 +223,7 @@ class Placer:
         return min(found, key=lambda view: (self._prompt_queue(demand, view), view.id))
 
     def _token_worker(self, demand: RequestDemand, group: Group, *, bounded: bool = True) -> WorkerView | None:
-        max_remaining = self._policy.max_owed_tokens
+        max_remaining = self._policy.max_remaining_tokens
         spare = max_remaining - demand.max_new_tokens if bounded and max_remaining is not None else None
         need = demand.need
         need.max_remaining = spare
@@ -233,7 +233,7 @@ class Placer:
         self, queue: Queue, demand: RequestDemand, groups: tuple[Group, ...], *, reserves: bool, bounded: bool
     ) -> list[WorkerView]:
         """Return the candidates for the shortest queue: the first of each group, and the holders of a prefix."""
-        max_remaining = self._policy.max_owed_tokens if bounded and reserves else None
+        max_remaining = self._policy.max_remaining_tokens if bounded and reserves else None
         need = Need(
             demand.prompt_tokens,
             demand.max_new_tokens,

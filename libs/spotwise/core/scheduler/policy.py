@@ -13,11 +13,6 @@ class DecodeQueue(StrEnum):
     REMAINING_TOKENS = "remaining_tokens"  #: its tokens still to decode, which keeps long outputs apart
     SEQUENCES = "sequences"  #: one, as in the reference simulator
 
-    @classmethod
-    def _missing_(cls, value: object) -> DecodeQueue | None:
-        """Accept the value's former name."""
-        return cls.REMAINING_TOKENS if value == "owed_tokens" else None
-
 
 @dataclass(frozen=True, slots=True)
 class PoolPolicy:
@@ -25,7 +20,7 @@ class PoolPolicy:
 
     Attributes:
         max_pending_prompt_tokens: a non-empty prompt queue is over its threshold if it would become longer than this.
-        max_owed_tokens: the same of a token queue, in tokens; `None` leaves memory as the only bound.
+        max_remaining_tokens: the same of a token queue, in tokens; `None` leaves memory as the only bound.
         break_even: serve both phases on one worker where splitting costs more delay than it saves.
         repurpose_share: share of a window, above 0 and up to 1, with off-pool work before a worker changes its home pool.
         repurpose_window_s: length of a window; `None` keeps every worker in its initial pool.
@@ -39,7 +34,7 @@ class PoolPolicy:
     """
 
     max_pending_prompt_tokens: int = 8192
-    max_owed_tokens: int | None = None
+    max_remaining_tokens: int | None = None
     break_even: bool = True
     repurpose_share: float = 0.8
     repurpose_window_s: float | None = 120.0
@@ -52,8 +47,8 @@ class PoolPolicy:
     def __post_init__(self) -> None:
         if self.max_pending_prompt_tokens < 0:
             raise ValueError("max_pending_prompt_tokens must be at least 0; 0 lets no prompt wait behind another")
-        if self.max_owed_tokens is not None and self.max_owed_tokens < 0:
-            raise ValueError("max_owed_tokens must be at least 0; None is no bound")
+        if self.max_remaining_tokens is not None and self.max_remaining_tokens < 0:
+            raise ValueError("max_remaining_tokens must be at least 0; None is no bound")
         if not 0.0 < self.repurpose_share <= 1.0:
             raise ValueError("repurpose_share is a share, above 0 and at most 1")
         if self.repurpose_window_s is not None and self.repurpose_window_s <= 0.0:

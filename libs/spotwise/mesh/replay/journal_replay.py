@@ -28,8 +28,7 @@ from spotwise.core.spot.commands import SpotWatcherEvent
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.worker.commands import WorkerEvent
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.service.journal import SUFFIX, dumped, encoded
-from spotwise.mesh.service.journal_formats import FORMATS, OldNames
+from spotwise.mesh.service.journal import FORMAT, SUFFIX, dumped, encoded
 from spotwise.mesh.service.role_loop import Role
 
 _ROLES: Mapping[str, tuple[type, Any]] = {
@@ -71,14 +70,13 @@ class JournalEntry:
 
 @dataclass(frozen=True, slots=True)
 class RecordedRole:
-    """A journal's header, and its events, by today's names; `old_names` is `None` for today's format."""
+    """A journal's header, and its events."""
 
     path: Path
     role: str
     member_id: str
     incarnation: int
     parameters: dict[str, Any]
-    old_names: OldNames | None = None
 
     def entries(self) -> Iterator[JournalEntry]:
         """Read the events in order, except an unfinished last line (a killed process's); raises `JournalError` for a damaged
@@ -91,9 +89,6 @@ class RecordedRole:
                 now, event_type, event, commands, *error = orjson.loads(line)
             except ValueError as damage:
                 raise JournalError(f"{self.path}, line {number}: {damage}") from damage
-            if self.old_names is not None:
-                event_type, event = self.old_names.event(event_type, event)
-                commands = [*map(self.old_names.command, commands)]
             yield JournalEntry(number, now, event_type, event, commands, error[0] if error else None)
 
     def make(self) -> Role:
@@ -173,7 +168,7 @@ def replay(source: RecordedRole) -> Replay:
             raised = type(error).__name__
         done.decision_s.setdefault(entry.event_type, array("d")).append(time.perf_counter() - started_s)
         commands = orjson.loads(dumped([*map(encoded, given)]))
-        done.difference = _difference(entry, commands, raised, is_old=source.old_names is not None)
+        done.difference = _difference(entry, commands, raised)
         if done.difference is not None:
             return done
         done.events += 1
@@ -181,35 +176,15 @@ def replay(source: RecordedRole) -> Replay:
     return done
 
 
-def _difference(entry: JournalEntry, commands: list[Any], raised: str | None, *, is_old: bool) -> Difference | None:
+def _difference(entry: JournalEntry, commands: list[Any], raised: str | None) -> Difference | None:
     if raised != entry.error:
         return Difference(entry, None, entry.error, raised)
     if commands == entry.commands:
         return None
     both = list(zip(entry.commands, commands, strict=False))
-    index = next(
-        (number for number, (then, now) in enumerate(both) if not _is_same(then, now, is_old=is_old)), len(both)
-    )
-    if index == len(entry.commands) == len(commands):
-        return None
+    index = next((number for number, (then, now) in enumerate(both) if then != now), len(both))
     recorded = entry.commands[index] if index < len(entry.commands) else None
     return Difference(entry, index, recorded, commands[index] if index < len(commands) else None)
-
-
-def _is_same(then: Any, now: Any, *, is_old: bool = False) -> bool:
-    """Compare what was recorded with what is made now; a tuple's field that came later must be `None`, any other one empty,
-    unless the format is an old one.
-    """
-    if isinstance(then, dict) and isinstance(now, dict):
-        return then.keys() <= now.keys() and all(
-            _is_same(then[name], value, is_old=is_old) if name in then else is_old or not value
-            for name, value in now.items()
-        )
-    if isinstance(then, list) and isinstance(now, list):
-        pairs, later = zip(then, now, strict=False), now[len(then) :]
-        are_same = all(_is_same(one, other, is_old=is_old) for one, other in pairs)
-        return len(then) <= len(now) and are_same and all(value is None for value in later)
-    return bool(then == now)
 
 
 @cache
@@ -227,12 +202,11 @@ def _header(path: Path) -> RecordedRole:
     line = next(_lines(path), b"")
     try:
         fields = json.loads(line)
-        if fields["format"] not in FORMATS:
-            raise JournalError(f"{path} has the format {fields['format']!r}; this version reads {', '.join(FORMATS)}")
-        old_names, parameters = FORMATS[fields["format"]], dict(fields["parameters"])
-        if old_names is not None:
-            parameters = old_names.parameters(parameters)
-        return RecordedRole(path, fields["role"], fields["member_id"], fields["incarnation"], parameters, old_names)
+        if fields["format"] != FORMAT:
+            raise JournalError(f"{path} has the format {fields['format']!r}; this version reads {FORMAT!r}")
+        return RecordedRole(
+            path, fields["role"], fields["member_id"], fields["incarnation"], dict(fields["parameters"])
+        )
     except (ValueError, KeyError, TypeError) as error:
         raise JournalError(f"{path} is no journal: {error!r}") from error
 

@@ -35,10 +35,11 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.spot import commands as s
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 from spotwise.core.worker import commands as c
-from spotwise.mesh.service.journal_formats import FORMAT
 
 _log = structlog.get_logger(__name__)
 
+#: A change of what a line says raises the number.
+FORMAT = "spotwise-journal/7"
 T = TypeVar("T")
 
 #: By type, the members that are absolute times, or have some.

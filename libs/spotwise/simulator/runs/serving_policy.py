@@ -34,8 +34,8 @@ class ServingPolicy:
         decodes_pause: prompts that fill an iteration run without decodes.
         max_stall_s: seconds that a prompt may delay decodes, or alone what arrives; 0 is no bound.
         when_full, spare_slots, burst_queues: as in `SwapPolicy`; swapping needs machines with host memory.
-        max_pending_prompt_tokens, max_owed_tokens, break_even, repurpose_share, decode_queue, max_passes: as in `PoolPolicy`;
-            `None`: as of the machines' decode model, the mesh's own by default.
+        max_pending_prompt_tokens, max_remaining_tokens, break_even, repurpose_share, decode_queue, max_passes: as in
+            `PoolPolicy`; `None`: as of the machines' decode model, the mesh's own by default.
         repurpose_window_s: 0 keeps every machine in its initial pool.
         max_new_tokens: `max_tokens` of every request, which bounds what the scheduler and the workers expect of answers.
     """
@@ -59,7 +59,7 @@ class ServingPolicy:
     spare_slots: int = _SWAP.spare_slots
     burst_queues: int = _SWAP.burst_queues
     max_pending_prompt_tokens: int | None = None
-    max_owed_tokens: int | None = None
+    max_remaining_tokens: int | None = None
     break_even: bool | None = None
     repurpose_share: float | None = None
     repurpose_window_s: float | None = None
@@ -118,7 +118,7 @@ class ServingPolicy:
         pools = base
         for name in (
             "max_pending_prompt_tokens",
-            "max_owed_tokens",
+            "max_remaining_tokens",
             "break_even",
             "repurpose_share",
             "decode_queue",

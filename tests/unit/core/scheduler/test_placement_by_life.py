@@ -116,7 +116,9 @@ class TestOtherPlaces:
 
     def test_token_workers_over_their_bounds_are_weighed(self) -> None:
         """All are over; among pools and off-pool workers, too."""
-        policy = PoolPolicy(max_owed_tokens=100, max_pending_prompt_tokens=0, interruption_s=10.0, break_even=False)
+        policy = PoolPolicy(
+            max_remaining_tokens=100, max_pending_prompt_tokens=0, interruption_s=10.0, break_even=False
+        )
         prompt = worker_member("p", Pool.PROMPT, pending=50, blocks=10)
         spot = worker_member("spot", owed=300, pending=50, blocks=1000, prompts_in_place=1, **MEASURED)
         stays = worker_member("stays", owed=800, pending=50, blocks=1000, **MEASURED)

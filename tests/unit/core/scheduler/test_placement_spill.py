@@ -115,7 +115,7 @@ class TestTokensSpillOver:
 
     def test_owed_tokens_count_where_a_bound_is_set(self) -> None:
         """An empty queue is never over; without a bound memory alone decides."""
-        bound = PoolPolicy(max_owed_tokens=50)
+        bound = PoolPolicy(max_remaining_tokens=50)
         workers = [prompt_worker("p"), worker_member("t", owed=35), mixed_worker("m", owed=30)]
         assert chosen(*workers, policy=bound) == ("p", "m", PlacedBy.MIXED_POOL)
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
@@ -127,7 +127,7 @@ class TestTokensSpillOver:
 
     def test_all_over_the_token_worker_that_owes_least(self) -> None:
         """With all over their thresholds the token worker comes before the mixed pool, if it has memory."""
-        bound = PoolPolicy(max_pending_prompt_tokens=100, max_owed_tokens=50, break_even=False)
+        bound = PoolPolicy(max_pending_prompt_tokens=100, max_remaining_tokens=50, break_even=False)
         full = prompt_worker("p", pending=90)
         over = mixed_worker("m", owed=41)
         workers = [full, over, worker_member("t1", owed=44), worker_member("t2", owed=43)]

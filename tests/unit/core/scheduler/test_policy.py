@@ -14,7 +14,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
     "wrong",
     [
         {"max_pending_prompt_tokens": -1},
-        {"max_owed_tokens": -1},
+        {"max_remaining_tokens": -1},
         {"repurpose_share": 0.0},
         {"repurpose_share": 1.1},
         {"repurpose_window_s": 0.0},
