@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml  # type: ignore[import-untyped]
 
-from spotwise.mesh.nats.servers import SentinelUrl
+from spotwise.mesh.process.server_urls import SentinelUrl
 from tests.compose.project import ROOT, SERVICES
 from tests.compose.service_settings import SETTINGS, setting_rows
 

@@ -6,7 +6,7 @@ import errno
 import logging
 from typing import ClassVar
 
-from spotwise.mesh.process.logs import without_passwords
+from spotwise.mesh.process.server_urls import without_passwords
 
 
 def silence_logging() -> None:

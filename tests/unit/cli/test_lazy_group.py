@@ -123,11 +123,11 @@ def test_status_without_a_mesh_imports_no_client_of_one(tmp_path: Path) -> None:
 
 def test_what_shows_members_imports_neither_messages_nor_plans() -> None:
     """The core's types take as long to make as all clients of the mesh together, and members need few of them."""
-    code = "import sys, spotwise.cli.mesh.status_table, spotwise.cli.mesh.status_table; print(*sys.modules)"
+    code = "import sys, spotwise.cli.mesh.status_table; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     imported = set(done.stdout.split())
     assert "spotwise.core.messages.members" in imported
-    assert not {f"spotwise.core.{name}" for name in ("messages", "group_messages", "planner.plan")} & imported
+    assert not {f"spotwise.core.{name}" for name in ("messages.mesh", "messages.groups", "planner.plan")} & imported
 
 
 class _RefusingStore(socketserver.BaseRequestHandler):

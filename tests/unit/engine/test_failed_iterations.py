@@ -31,7 +31,9 @@ def without_owner(sampled: tuple[SampledToken, ...]) -> list[Any]:
     return [(token.token_id, token.logprobs, token.prompt_logprobs) for token in sampled]
 
 
-@pytest.mark.parametrize("place", ["sampler.sample", "sampler._requested_logprobs", "engine.note_prompt_logprobs"])
+@pytest.mark.parametrize(
+    "place", ["sampling.sampler.sample", "sampling.sampler._requested_logprobs", "engine.note_prompt_logprobs"]
+)
 def test_the_same_rows_bring_the_same_tokens_afterwards(
     engine: Engine, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -120,7 +120,7 @@ def test_a_prompt_that_lost_its_blocks_is_pooled_anew(engine: Engine, llama_fold
     require_near(token.embedding, expected(llama_folder, prompt, Pooling.MEAN))
 
 
-@pytest.mark.parametrize("place", ["sampler.sample", "sampler._requested_logprobs"])
+@pytest.mark.parametrize("place", ["sampling.sampler.sample", "sampling.sampler._requested_logprobs"])
 def test_a_part_whose_iteration_failed_counts_once(
     engine: Engine, llama_folder: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:

@@ -26,7 +26,7 @@ from spotwise.gateway.generate.answer_work import (
 )
 from spotwise.gateway.generate.choice import Choice, ChoiceText
 from spotwise.gateway.generate.generation import GeneratedTokens
-from spotwise.gateway.resume import kept_forms as kept_tokens
+from spotwise.gateway.resume import kept_forms
 from spotwise.http.event_loop import AT_ONCE, OffLoop
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
@@ -150,13 +150,13 @@ async def test_polls_and_resumes_read_in_threads(
 ) -> None:
     """At a gateway that has to read all that is kept of a request."""
     here, reads = threading.get_ident(), list[bool]()
-    read = kept_tokens.read_chunks
+    read = kept_forms.read_chunks
 
     def noted(chunks: Any, choices: int) -> Any:
         reads.append(threading.get_ident() == here)
         return read(chunks, choices)
 
-    for name in ("request_routes", "kept_requests", "kept_tokens"):
+    for name in ("routes.requests", "resume.kept_requests", "resume.kept_forms"):
         monkeypatch.setattr(f"spotwise.gateway.{name}.read_chunks", noted)
     more = {"max_tokens": 200, "logprobs": 20} if path == "completions" else LOGPROBS
     body = (COMPLETION if path == "completions" else RESPONSE) | more | {"ignore_eos": True}

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from spotwise.text import prompt_encoder as truncation
+from spotwise.text import prompt_encoder
 from spotwise.text.prompt_encoder import Truncation
 from tests.unit.gateway.conftest import SENTENCES
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
@@ -103,7 +103,7 @@ def test_of_a_long_text_only_a_part_is_tokenized(
     cut = Truncation(most_tokens, keeps_end)
     whole = cut.of_ids(model_dir_tokenizer.encode(words, add_special_tokens=False).ids)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(truncation, "_LEAST_CHARACTERS", 1)
-        patched.setattr(truncation, "_CHARACTERS_A_TOKEN", 1)
-        patched.setattr(truncation, "_BESIDE_THE_CUT", 16)
+        patched.setattr(prompt_encoder, "_LEAST_CHARACTERS", 1)
+        patched.setattr(prompt_encoder, "_CHARACTERS_A_TOKEN", 1)
+        patched.setattr(prompt_encoder, "_BESIDE_THE_CUT", 16)
         assert cut.of_text(words, model_dir_tokenizer, add_special_tokens=False) == whole

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
-from spotwise.mesh.process.logs import without_passwords
+from spotwise.mesh.process.server_urls import without_passwords
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.mesh.service.telemetry import configure_logging
 

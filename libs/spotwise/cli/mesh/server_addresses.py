@@ -5,7 +5,7 @@ from __future__ import annotations
 from urllib.parse import urlsplit
 
 from spotwise.cli.errors import OptionError
-from spotwise.mesh.nats.servers import SentinelUrl, is_sentinel_url, server_urls
+from spotwise.mesh.process.server_urls import SentinelUrl, is_sentinel_url, server_urls
 
 _SERVER_PORTS = {"--nats-url": {"nats": 4222, "tls": 4222}, "--redis-url": {"redis": 6379, "rediss": 6379}}
 

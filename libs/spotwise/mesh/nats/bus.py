@@ -16,7 +16,7 @@ from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
 from spotwise.mesh.grpc.plane_tls import PlaneTls
-from spotwise.mesh.nats.servers import ReconnectOrder, server_urls, shown_servers
+from spotwise.mesh.nats.servers import ReconnectOrder
 from spotwise.mesh.ports.ports import (
     BusMessage,
     MeshError,
@@ -25,7 +25,7 @@ from spotwise.mesh.ports.ports import (
     ReplyTimeoutError,
     Subscription,
 )
-from spotwise.mesh.process.logs import without_passwords
+from spotwise.mesh.process.server_urls import server_urls, shown_servers, without_passwords
 from spotwise.wire.permissions import reply_prefix
 
 #: Seconds between two PINGs, two of which may be unanswered: a node that stands still, or whose network is cut, is left after

@@ -1,9 +1,8 @@
-"""What logs may say: no password, no line too often, one for each unexpected error, and counts of refused connections."""
+"""What logs say: no line too often, one for each unexpected error of event handling, and counts of refused connections."""
 
 from __future__ import annotations
 
 import logging
-import re
 import time
 from collections import Counter
 from collections.abc import Callable, MutableMapping
@@ -13,14 +12,6 @@ from typing import Any
 import structlog
 
 _log = structlog.get_logger(__name__)
-
-# Up to the last @ of a word: a password may hold one, or a slash, that its user did not escape.
-_CREDENTIALS = re.compile(r"\b([A-Za-z][A-Za-z0-9+.-]*://)[^\s\"'<>]*@")
-
-
-def without_passwords(text: str) -> str:
-    """Return the text with user and password of every URL in it replaced by stars."""
-    return _CREDENTIALS.sub(r"\1***@", text) if "://" in text else text
 
 
 #: Lines of one event and level in each period.

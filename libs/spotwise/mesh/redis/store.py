@@ -17,10 +17,9 @@ from redis.exceptions import NoPermissionError, RedisError
 from spotwise.core.access.store_budget import Kind, RoomUse, StoreBudget
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
 from spotwise.mesh.grpc.plane_tls import PlaneTls
-from spotwise.mesh.nats.servers import is_sentinel_url
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.json_types import reader_of
-from spotwise.mesh.process.logs import without_passwords
+from spotwise.mesh.process.server_urls import is_sentinel_url, without_passwords
 from spotwise.mesh.redis.keys import RedisKeys
 from spotwise.mesh.redis.ledgers import RedisLedgers
 from spotwise.mesh.redis.records import RedisRecords

@@ -12,7 +12,8 @@ from typing import Any, TextIO
 import structlog
 from structlog import BoundLoggerBase
 
-from spotwise.mesh.process.logs import LogLimit, without_passwords
+from spotwise.mesh.process.logs import LogLimit
+from spotwise.mesh.process.server_urls import without_passwords
 from spotwise.mesh.service.settings import ServiceSettings
 
 

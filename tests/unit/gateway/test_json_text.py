@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.http import json_text as json_shape
+from spotwise.http import json_text
 from spotwise.http.json_text import JsonTooComplexError, require_bounded_json
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\n é'), max_size=6)
@@ -40,9 +40,9 @@ def test_it_is_refused_where_a_bound_is_exceeded(
 ) -> None:
     """Whatever the strings hold: brackets, quotation marks and escapes in them count for nothing."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(json_shape, "MAX_DEPTH", max_depth)
-        patch.setattr(json_shape, "MAX_CONTAINERS", max_containers)
-        patch.setattr(json_shape, "MAX_STRINGS", max_strings)
+        patch.setattr(json_text, "MAX_DEPTH", max_depth)
+        patch.setattr(json_text, "MAX_CONTAINERS", max_containers)
+        patch.setattr(json_text, "MAX_STRINGS", max_strings)
         text = json.dumps(value, ensure_ascii=ascii_only).encode()
         depth, containers, strings = counted(value)
         exceeds = depth > max_depth or containers > max_containers or strings > max_strings
