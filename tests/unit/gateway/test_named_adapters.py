@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +15,8 @@ from pydantic import ValidationError
 from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.apis.chat import plan_chat
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.plan import GenerationPlan
-from spotwise.gateway.resume.kept_forms import form_of, prompt_hash, restored
+from spotwise.gateway.generate.plan import GenerationPlan, RequestTerms
+from spotwise.gateway.resume.kept_forms import form_of
 from spotwise.gateway.routes.openapi import api_description
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import ApiError
@@ -98,16 +97,17 @@ def test_the_description_has_all_names() -> None:
 def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> None:
     """A gateway whose adapter of that name has other weights refuses to continue the answer."""
 
-    def planned(digest: str) -> GenerationPlan:
+    def planned(digest: str, terms: RequestTerms) -> GenerationPlan:
         options = ApiOptions(MODEL, adapters=(AdapterRef("law", digest),))
-        plan = plan_chat(CHAT | {"model": "law"}, text, options, "")
-        return replace(plan, prompt_hash=prompt_hash(plan))
+        return plan_chat(CHAT | {"model": "law"}, text, options, terms)
 
-    facts: dict[str, Any] = {"scope": "", "key_name": "", "idempotency_key": "", "client_request_id": ""}
-    form = form_of(planned("11"), "chat", b"{}", "", is_resumable=True, **facts)
-    assert restored(planned("11"), form).request_id == form.request_id
+    first = planned("11", RequestTerms())
+    form = form_of(first, "chat", b"{}", "", key_name="", idempotency_key="", is_resumable=True)
+    again = planned("11", RequestTerms.of_kept(form))
+    assert (again.request_id, again.created_unix_s) == (first.request_id, first.created_unix_s)
+    assert again.sequences == first.sequences
     with pytest.raises(ApiError, match="files differ"):
-        restored(planned("12"), form)
+        planned("12", RequestTerms.of_kept(form))
 
 
 @pytest.mark.parametrize(

@@ -73,9 +73,9 @@ async def test_a_save_has_the_tokens_that_came_before_it() -> None:
 def test_a_chunk_without_the_weights_digest_keeps_the_one_before() -> None:
     """The last chunk of an answer may have none; a digest of one choice is not another's."""
     chunks = [
-        b" " + encode(TokenBatch("digest", token(0))),
-        b"1 " + encode(TokenBatch("", token(0))),
-        b" " + encode(TokenBatch("", token(1))),
+        b" digest " + encode(TokenBatch("", token(0))),
+        b"1  " + encode(TokenBatch("", token(0))),
+        b"  " + encode(TokenBatch("", token(1))),
     ]
     first, second = read_chunks(chunks, 2)
     assert (first.model_digest, len(first.deltas)) == ("digest", 2)

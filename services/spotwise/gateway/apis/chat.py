@@ -12,6 +12,7 @@ from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
 from spotwise.gateway.generate.plan import (
     GenerationPlan,
     PromptTokens,
+    RequestTerms,
     plan_generation,
     require_logprobs,
     require_model,
@@ -31,13 +32,13 @@ from spotwise.text.message_reader import MessagePart, calls_of
 from spotwise.text.prompt_encoder import PromptTooLongError, Truncation
 
 
-def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
-    """Check a body, which came with the key of that name, and plan it.
+def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
+    """Check a body, and plan it.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
     """
-    plan = plan_chat_request(parse_request(ChatRequest, body), text, options, key_name, "chatcmpl-")
+    plan = plan_chat_request(parse_request(ChatRequest, body), text, options, terms, "chatcmpl-")
     return plan.ignoring(ignored_in(Endpoint.CHAT, body, ChatRequest.model_fields))
 
 
@@ -45,7 +46,7 @@ def plan_chat_request(
     request: ChatRequest,
     text: ChatText,
     options: ApiOptions,
-    key_name: str,
+    terms: RequestTerms,
     id_prefix: str,
     *,
     may_fill_context: bool = False,
@@ -56,7 +57,7 @@ def plan_chat_request(
         request: the chat.
         text: the model's facts.
         options: the server's limits.
-        key_name: of the key that the request came with.
+        terms: what is known of the request beside its body.
         id_prefix: of the answer's id.
         may_fill_context: a bound that the context has no room for is the context's.
     """
@@ -87,7 +88,7 @@ def plan_chat_request(
         text,
         options,
         id_prefix=id_prefix,
-        key_name=key_name,
+        terms=terms,
         max_tokens=max_tokens,
         max_tokens_param=max_tokens_param,
         default_max_tokens=None if may_fill_context else options.default_max_tokens,

@@ -11,6 +11,7 @@ from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
 from spotwise.gateway.generate.plan import (
     GenerationPlan,
     PromptTokens,
+    RequestTerms,
     plan_generation,
     require_logprobs,
     require_model,
@@ -28,8 +29,10 @@ from spotwise.text.prompt_encoder import Truncation
 DEFAULT_MAX_TOKENS = 16
 
 
-def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
-    """Check a body, which came with the key of that name, and plan it.
+def plan_completion(
+    body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms
+) -> GenerationPlan:
+    """Check a body, and plan it.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -55,7 +58,7 @@ def plan_completion(body: Mapping[str, Any], text: ChatText, options: ApiOptions
         text,
         options,
         id_prefix="cmpl-",
-        key_name=key_name,
+        terms=terms,
         max_tokens=request.max_tokens,
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=logprobs,

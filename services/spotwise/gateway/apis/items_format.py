@@ -6,7 +6,6 @@ written depends on the tokens alone, one at a time, so that a stream which goes 
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import orjson
@@ -53,7 +52,7 @@ class ItemsFormat(AnswerFormat):
         self._head = {
             "id": plan.request_id,
             "object": "response",
-            "created_at": int(time.time()) if plan.created_unix_s is None else plan.created_unix_s,
+            "created_at": plan.created_unix_s,
             "model": plan.model,
             **plan.repeated.fields,
         }

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from spotwise.gateway.apis.chat import chat_token_ids, plan_chat_request
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.chat_tools import tool_use
-from spotwise.gateway.generate.plan import GenerationPlan, require_model
+from spotwise.gateway.generate.plan import GenerationPlan, RequestTerms, require_model
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.messages import (
     AnthropicsTool,
@@ -42,8 +42,8 @@ _NAMES = {"reasoning_effort": "output_config.effort"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
-    """Check a body, which came with the key of that name, and plan it.
+def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
+    """Check a body, and plan it.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -61,7 +61,7 @@ def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, k
         "user": None if request.metadata is None else request.metadata.user_id,
     }
     parsed = parse_body(ChatRequest, chat)
-    plan = plan_chat_request(parsed, text, options, key_name, "msg_", may_fill_context=True)
+    plan = plan_chat_request(parsed, text, options, terms, "msg_", may_fill_context=True)
     of_chat = [_NAMES.get(name, name) for name in plan.ignored]
     own = [*ignored_in(Endpoint.MESSAGES, body, MessagesRequest.model_fields), *_ignored(request, text)]
     return replace(plan, ignored=(*of_chat, *own))

@@ -33,10 +33,10 @@ from spotwise.gateway.generate.answer_work import AnswerFormat, AnswerWork
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody, PlannedSequence
+from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody, PlannedSequence, RequestTerms
 from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.generate.stream_position import StreamPosition
-from spotwise.gateway.resume.kept_forms import hash_of_body, prompt_hash
+from spotwise.gateway.resume.kept_forms import KEEPING_HEADERS, hash_of_body
 from spotwise.gateway.resume.stored_responses import (
     Continuation,
     StoredResponses,
@@ -76,8 +76,8 @@ def deadline_of(headers: Headers, arrived_unix_s: float) -> float | None:
     return arrived_unix_s + seconds
 
 
-#: From a parsed body and the name of its key to a plan.
-PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, str], GenerationPlan]
+#: From a parsed body, and what is known of the request beside it, to a plan.
+PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, RequestTerms], GenerationPlan]
 
 #: From a plan and the model's tokens to what writes the answer.
 NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
@@ -133,16 +133,16 @@ class Planning:
     async def plan(self, request: Request, endpoint: str) -> PlannedBody:
         """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = self.admit(request)
-        key, scope = key_name(request), caller_scope(request)
-        read, body, body_hash = await self.bodies.of(request, partial(self._read, endpoint, key))
+        terms = RequestTerms(key_name(request), caller_scope(request), client_request_id(request), deadline_unix_s)
+        reading = partial(self._read, endpoint, terms, KEEPING_HEADERS.isdisjoint(request.headers))
+        read, body, body_hash = await self.bodies.of(request, reading)
         if isinstance(read, Continuation):
             async with self.bodies.counting_refusals(request):
-                body, plan = await self._continued(scope, key, read, len(body))
+                body, plan = await self._continued(terms, read, len(body))
         else:
             plan = read
         name_request(request, plan.request_id)
         self._metrics.count_ignored(plan.ignored)
-        plan = replace(plan.named(client_request_id(request)).due_by(deadline_unix_s), scope=scope)
         return PlannedBody(plan, endpoint, body, body_hash)
 
     def admit(self, request: Request) -> float | None:
@@ -161,8 +161,8 @@ class Planning:
         return await self._quotas.reserve(caller_of(request), plan.prompt_tokens, outputs, continued)
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
-        """Plan a kept request again; its ids and seeds are new ones."""
-        return await self._plan_body(form.scope, form.endpoint, form.key_name, form.body.encode())
+        """Plan a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
+        return await self._plan_body(form.endpoint, RequestTerms.of_kept(form), form.body.encode())
 
     def response(
         self,
@@ -224,37 +224,39 @@ class Planning:
         """Return the choices of a plan, before their first tokens."""
         return choices_of(plan, self._text)
 
-    def _read(self, endpoint: str, key: str, body: bytearray) -> tuple[GenerationPlan | Continuation, bytes, str]:
+    def _read(
+        self, endpoint: str, terms: RequestTerms, only_streams_are_kept: bool, body: bytearray
+    ) -> tuple[GenerationPlan | Continuation, bytes, str]:
         parsed = parse_json_object(body)
-        body_hash = hash_of_body(endpoint, parsed)
+        body_hash = "" if only_streams_are_kept and not parsed.get("stream") else hash_of_body(endpoint, parsed)
         if endpoint == RESPONSES and (response_id := previous_response(parsed)) is not None:
             return Continuation(parsed, response_id), bytes(body), body_hash
-        return self._planned(endpoint, key, parsed), bytes(body), body_hash
+        return self._planned(endpoint, terms, parsed), bytes(body), body_hash
 
     async def _continued(
-        self, scope: str, key: str, read: Continuation, body_bytes: int
+        self, terms: RequestTerms, read: Continuation, body_bytes: int
     ) -> tuple[bytes, GenerationPlan]:
         """Return the body with the conversation that it goes on from, which is no larger than a body, and its plan."""
         if self._stored is None:
             raise unknown_response(read.response_id, "previous_response_id")
-        stored = await self._stored.find(scope, read.response_id, "previous_response_id")
+        stored = await self._stored.find(terms.scope, read.response_id, "previous_response_id")
         most_bytes = self.bodies.max_body_bytes
         require_bounded(len(stored.items) + body_bytes, most_bytes)
         size_bytes = len(stored.items) + len(stored.body) + body_bytes
-        with self.bodies.holding(scope, size_bytes):
+        with self.bodies.holding(terms.scope, size_bytes):
             effort = effort_of_size(size_bytes)
-            body = await self.bodies.off_loop.run(scope, effort, partial(joined, stored, read, most_bytes))
-            return body, await self._plan_body(scope, RESPONSES, key, body)
+            body = await self.bodies.off_loop.run(terms.scope, effort, partial(joined, stored, read, most_bytes))
+            return body, await self._plan_body(RESPONSES, terms, body)
 
-    async def _plan_body(self, scope: str, endpoint: str, key: str, body: bytes) -> GenerationPlan:
+    async def _plan_body(self, endpoint: str, terms: RequestTerms, body: bytes) -> GenerationPlan:
         """Plan a body that goes on from no other answer, or has all of that by now."""
 
         def planned() -> GenerationPlan:
-            return self._planned(endpoint, key, parse_json_object(body))
+            return self._planned(endpoint, terms, parse_json_object(body))
 
-        return await self.bodies.off_loop.run(scope, effort_of_size(len(body)), planned)
+        return await self.bodies.off_loop.run(terms.scope, effort_of_size(len(body)), planned)
 
-    def _planned(self, endpoint: str, key: str, parsed: Mapping[str, Any]) -> GenerationPlan:
+    def _planned(self, endpoint: str, terms: RequestTerms, parsed: Mapping[str, Any]) -> GenerationPlan:
         plan_body, _ = _ENDPOINTS[endpoint]
-        plan = plan_body(parsed, self._text, self._options, key)
-        return replace(plan, ignored=noted(plan.ignored), prompt_hash=prompt_hash(plan))
+        plan = plan_body(parsed, self._text, self._options, terms)
+        return replace(plan, ignored=noted(plan.ignored)) if plan.ignored else plan

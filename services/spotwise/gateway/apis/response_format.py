@@ -6,7 +6,6 @@ Log-probabilities, by far the largest part, are written as they come.
 from __future__ import annotations
 
 import abc
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
@@ -86,10 +85,9 @@ class ResponseFormat(AnswerFormat):
     def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
         self._plan = plan
         self._token_bytes = token_bytes
-        created_unix_s = int(time.time()) if plan.created_unix_s is None else plan.created_unix_s
         self._wholes = [WholeChoice() for _ in plan.sequences]
         self._output_tokens = [0] * len(plan.sequences)
-        self._names = {"id": plan.request_id, "created": created_unix_s, "model": plan.model}
+        self._names = {"id": plan.request_id, "created": plan.created_unix_s, "model": plan.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = one_line(self._chunk([{"index": 0}])).split(b'{"index":0}')
         self._fronts = [

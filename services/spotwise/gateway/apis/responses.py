@@ -12,7 +12,7 @@ from spotwise.gateway.apis.chat import plan_chat_request
 from spotwise.gateway.apis.response_chat import chat_of, in_responses_words
 from spotwise.gateway.apis.response_tools import ResponseTools
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.plan import GenerationPlan, RepeatedRequest
+from spotwise.gateway.generate.plan import GenerationPlan, RepeatedRequest, RequestTerms
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in
 from spotwise.gateway.schema.response_tools import FlatTool
 from spotwise.gateway.schema.responses import ResponsesRequest, UnreadItem
@@ -24,8 +24,8 @@ from spotwise.text.chat_text import ChatText
 _NAMES = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
 
-def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, key_name: str) -> GenerationPlan:
-    """Check a body, which came with the key of that name, and plan it. Its `input` has the items of earlier responses, too.
+def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
+    """Check a body, and plan it. Its `input` has the items of earlier responses, too.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -33,7 +33,7 @@ def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, 
     request = parse_request(ResponsesRequest, body)
     tools = ResponseTools(request.tools or ())
     try:
-        plan = plan_chat_request(chat_of(request, tools), text, options, key_name, "resp_")
+        plan = plan_chat_request(chat_of(request, tools), text, options, terms, "resp_")
     except ApiError as error:
         raise in_responses_words(error) from error
     is_stored = options.stores_responses and request.store is not False

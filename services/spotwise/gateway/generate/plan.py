@@ -6,11 +6,15 @@ sequence gets a seed: the client's plus the index of the choice, or a random one
 
 from __future__ import annotations
 
+import hashlib
 import secrets
+import time
+from array import array
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.access.auth import tenant_of
@@ -26,6 +30,30 @@ from spotwise.http.errors import ApiError, bad_request
 from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessageReading
 from spotwise.text.stop_strings import StopTables
+
+
+@dataclass(frozen=True, slots=True)
+class RequestTerms:
+    """What is known of a request beside its body: from its headers and its key, or from the form in which it is kept.
+
+    Attributes:
+        key_name: name of its key; may be empty.
+        scope: its caller; see `caller_scope`.
+        client_request_id: the client's own id; may be empty.
+        deadline_unix_s: when its client gives up.
+        kept: the form of a request that is planned again; it has its ids, its seeds and its time already.
+    """
+
+    key_name: str = ""
+    scope: str = ""
+    client_request_id: str = ""
+    deadline_unix_s: float | None = None
+    kept: KeptRequest | None = None
+
+    @classmethod
+    def of_kept(cls, form: KeptRequest) -> RequestTerms:
+        """Return the terms of a kept request."""
+        return cls(form.key_name, form.scope, form.client_request_id, form.deadline_unix_s, form)
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,14 +137,14 @@ class GenerationPlan:
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
         model: as the client named it: the model, or one of its adapters.
-        created_unix_s: time of the answer's objects; `None` is now.
+        created_unix_s: time of the answer's objects.
         repeated: what the answer says of the request.
         scope: whose it is; see `caller_scope`.
         ignored: names of what the request wished for in vain; see `parameters.py`.
         sends_positions: events of a stream have ids, from each of which it can go on.
         counts_in_chunks: each chunk of a stream holds the usage of its choice so far.
         spells_ids: log-probabilities name tokens by their ids.
-        prompt_hash: of what the model reads; see `kept_plan`.
+        prompt_hash: of what the model reads: the prompts, and the adapter that it reads them with.
         scores: log-probabilities that the answer is expected to have.
     """
 
@@ -128,37 +156,19 @@ class GenerationPlan:
     include_usage: bool
     return_token_ids: bool
     model: str
-    created_unix_s: int | None = None
+    created_unix_s: int
+    scope: str
+    prompt_hash: str
     repeated: RepeatedRequest | None = None
-    scope: str = ""
     ignored: tuple[str, ...] = ()
     sends_positions: bool = False
     counts_in_chunks: bool = False
     spells_ids: bool = False
-    prompt_hash: str = ""
     scores: int = 0
 
     def ignoring(self, names: Iterable[str]) -> GenerationPlan:
         """Return the plan with further wishes that are ignored."""
         return replace(self, ignored=(*self.ignored, *names))
-
-    def named(self, client_request_id: str) -> GenerationPlan:
-        """Return the plan with the client's own request id; the same where that is empty."""
-        if not client_request_id:
-            return self
-        sequences = tuple(
-            replace(each, spec=replace(each.spec, client_request_id=client_request_id)) for each in self.sequences
-        )
-        return replace(self, sequences=sequences)
-
-    def due_by(self, deadline_unix_s: float | None) -> GenerationPlan:
-        """Return the plan with its client's deadline, in Unix time; the same without one."""
-        if deadline_unix_s is None:
-            return self
-        sequences = tuple(
-            replace(each, spec=replace(each.spec, deadline_unix_s=deadline_unix_s)) for each in self.sequences
-        )
-        return replace(self, sequences=sequences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +176,7 @@ class PlannedBody:
     """A request's plan, and the body that it was made of.
 
     Attributes:
-        body_hash: of its content, whatever the order of its fields.
+        body_hash: of its content, whatever the order of its fields; empty where it can not be kept.
     """
 
     plan: GenerationPlan
@@ -219,7 +229,7 @@ def plan_generation(
     options: ApiOptions,
     *,
     id_prefix: str,
-    key_name: str,
+    terms: RequestTerms,
     max_tokens: int | None,
     max_tokens_param: str = "max_tokens",
     default_max_tokens: int | None = None,
@@ -235,7 +245,7 @@ def plan_generation(
         text: the model's facts.
         options: the server's limits.
         id_prefix: of the answer's id: `chatcmpl-`, `cmpl-`, `resp_`.
-        key_name: of the key that the request came with; may be empty.
+        terms: what is known of the request beside its body.
         max_tokens: as the client gave it; 0 requests the prompt's scores alone.
         max_tokens_param: name under which it did.
         default_max_tokens: where it gave none; `None` fills the context.
@@ -244,7 +254,7 @@ def plan_generation(
         reading: how they are found in the text.
 
     Raises:
-        ApiError: 400, with the parameter at fault.
+        ApiError: 400, with the parameter at fault; 409, a kept request has other prompts here.
     """
     if request.prompt_logprobs is not None:
         require_logprobs("prompt_logprobs", request.prompt_logprobs, options)
@@ -274,22 +284,38 @@ def plan_generation(
     # Last of what may be refused: it may take seconds.
     sampling = sampling_of(request, text, options.sampling, stop_token_ids, logprobs, message)
     unbounded = max_tokens is None and default_max_tokens is None
-    request_id = f"{id_prefix}{secrets.token_hex(16)}"
     several = choices * len(prompts) > 1
-    tenant = tenant_of(key_name, request.user)
+    tenant = tenant_of(terms.key_name, request.user)
     adapter = options.adapter(request.model)
-    salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
+    salt = prefix_salt("" if options.shares_prefixes else terms.key_name, request.cache_salt or "", adapter)
+    prompt_hash = hash_of(
+        *(array("I", prompt.token_ids).tobytes() for prompt in prompts), *([] if adapter is None else [adapter.digest])
+    )
+    kept = terms.kept
+    if kept is not None and (kept.prompt_hash, len(kept.seeds)) != (prompt_hash, choices * len(prompts)):
+        differs = "This gateway makes another prompt of the request (its model's files differ); send the request anew."
+        raise ApiError(409, differs, code="cannot_resume")
+    request_id = f"{id_prefix}{secrets.token_hex(16)}" if kept is None else kept.request_id
     sequences: list[PlannedSequence] = []
     for prompt, stop in zip(prompts, stops, strict=True):
         for choice in range(choices):
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
             drawn = replace(
                 sampling,
-                seed=seed_of(request, choice),
+                seed=seed_of(request, choice) if kept is None else kept.seeds[len(sequences)],
                 prompt_logprobs=_prompt_logprobs(request, prompt, logprobs),
             )
             spec = SequenceSpec(
-                prompt.token_ids, drawn, stop, unbounded, priority, tenant, prefix_salt=salt, adapter=adapter
+                prompt.token_ids,
+                drawn,
+                stop,
+                unbounded,
+                priority,
+                tenant,
+                client_request_id=terms.client_request_id,
+                deadline_unix_s=terms.deadline_unix_s,
+                prefix_salt=salt,
+                adapter=adapter,
             )
             sequences.append(PlannedSequence(choice_id, spec, prompt))
     rules = TextRules(
@@ -314,11 +340,23 @@ def plan_generation(
         include_usage=include_usage,
         return_token_ids=request.return_token_ids or False,
         model=request.model,
+        created_unix_s=int(time.time()) if kept is None else kept.created_unix_s,
+        scope=terms.scope,
+        prompt_hash=prompt_hash,
         sends_positions=options_of_stream.resumable or False,
         counts_in_chunks=include_usage and (options_of_stream.continuous_usage_stats or False),
         spells_ids=request.return_tokens_as_token_ids or False,
         scores=scored.expected(lengths, is_open=max_tokens is None),
     )
+
+
+def hash_of(*parts: bytes | str) -> str:
+    """Return a hash of texts; where one ends matters."""
+    whole = hashlib.sha256()
+    for part in parts:
+        content = part.encode() if isinstance(part, str) else part
+        whole.update(len(content).to_bytes(8, "big") + content)
+    return whole.hexdigest()
 
 
 def _prompt_logprobs(request: GenerationRequest, prompt: PromptTokens, logprobs: int | None) -> int | None:

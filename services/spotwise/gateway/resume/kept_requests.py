@@ -31,9 +31,10 @@ from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody
 from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.gateway.resume.kept_forms import (
     after_attempt,
+    claim_of,
     form_of,
+    owned,
     read_chunks,
-    restored,
     saved_tokens,
     tokens_to_go_on,
 )
@@ -43,7 +44,7 @@ from spotwise.gateway.resume.request_log import CANCELLED, RequestLog, cancelled
 from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.parameters import WARNING_HEADER
 from spotwise.http.errors import ApiError, GenerationError, bad_request
-from spotwise.http.request_ids import client_request_id, name_request
+from spotwise.http.request_ids import name_request
 
 #: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
 ENDED_STREAM_KEPT_S = 30.0
@@ -101,31 +102,23 @@ class KeptRequests:
             ApiError: 400, 404, 409 or 422, there is no such answer to go on with.
             GenerationError: the store is away.
         """
-        plan, scope = planned.plan, caller_scope(request)
+        plan = planned.plan
         key = _idempotency_key(request)
         is_resumable = bool(key) or request.headers.get("x-spotwise-resumable", "").strip().lower() in ("true", "1")
-        form = form_of(
-            plan,
-            planned.endpoint,
-            planned.body,
-            planned.body_hash,
-            scope=scope,
-            key_name=key_name(request),
-            idempotency_key=key,
-            is_resumable=is_resumable,
-            client_request_id=client_request_id(request),
-        )
+        body_hash = planned.body_hash
         if event_id := request.headers.get("last-event-id", ""):
             position = StreamPosition.parse(event_id)
-            return await self._go_on(request, position.request_id, position, arrived_s, body_hash=form.body_hash)
-        if form.claim:
-            known = await self._turns.result(self._store.claimed_request(form.claim))
+            return await self._go_on(request, position.request_id, position, arrived_s, body_hash=body_hash)
+        if claim := claim_of(plan.scope, key):
+            known = await self._turns.result(self._store.claimed_request(claim))
             if known is not None:
-                return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=form.body_hash)
+                return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=body_hash)
         reservation = await self._planning.reserve(request, plan)
         if not plan.stream and not is_resumable:
             generate = self._generation.generate
             return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
+        facts = {"key_name": key_name(request), "idempotency_key": key}
+        form = form_of(plan, planned.endpoint, planned.body, body_hash, is_resumable=is_resumable, **facts)
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
             if is_resumable and kept in (RoomVerdict.NO_ROOM_FOR_SCOPE, RoomVerdict.TOO_LARGE):
@@ -135,13 +128,13 @@ class KeptRequests:
             raise
         if isinstance(kept, KeptState):  # another connection claimed it meanwhile
             reservation.cancel()
-            return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=form.body_hash)
+            return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=body_hash)
         if kept is not RoomVerdict.KEPT:
             self._metrics.count_not_kept(Kind.REQUESTS)
             warning = {WARNING_HEADER: "not kept"}
             ids = planned.endpoint, plan, self._generation.generate, arrived_s
             return self._planning.response(*ids, headers=warning, reservation=reservation)
-        running = _Running(form, restored(plan, form, self._owner), reservation)
+        running = _Running(form, owned(plan, self._owner), reservation)
         return self._begin(running, _resumable(request, running.plan), None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
@@ -221,9 +214,7 @@ class KeptRequests:
         running = self._running.get(request_id)
         if running is None or running.log is None or running.owner != kept.owner:
             running = None
-        plan = (
-            restored(await self._planning.plan_again(kept.request), kept.request) if running is None else running.plan
-        )
+        plan = await self._planning.plan_again(kept.request) if running is None else running.plan
         if position is not None and len(position.choices) != len(plan.sequences):
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
         if running is None:
@@ -274,11 +265,11 @@ class KeptRequests:
             reservation.cancel()
             raise
         if kept.ending is not None:
-            return _Running(kept.request, restored(plan, kept.request, "", earlier), Reservation())
+            return _Running(kept.request, owned(plan, "", earlier), Reservation())
         attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
         earlier = [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
         reservation.earlier_tokens = kept.saved_tokens
-        return _Running(kept.request, restored(plan, kept.request, kept.owner, earlier), reservation)
+        return _Running(kept.request, owned(plan, kept.owner, earlier), reservation)
 
     def _begin(
         self,

@@ -77,7 +77,7 @@ class RequestPlanner(Protocol):
         """Take what a request needs of its key's limits; raises `ApiError`, a 429."""
 
     async def plan_again(self, form: KeptRequest) -> GenerationPlan:
-        """Plan a kept request again; its ids and seeds are new ones."""
+        """Plan a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
 
     def work_of(self, scope: str) -> AnswerWork:
         """Return where an answer of a caller's is written."""

@@ -24,7 +24,7 @@ from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.generation import EarlierTokens
 from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
 from spotwise.gateway.generate.token_stream import saved
-from spotwise.gateway.resume.kept_forms import read_chunks, restored
+from spotwise.gateway.resume.kept_forms import read_chunks
 from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.http.errors import GenerationError
 from spotwise.http.event_loop import effort_of_kept
@@ -50,7 +50,7 @@ def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> 
 
 async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> Response:
     form = state.request
-    plan = restored(await planning.plan_again(form), form)
+    plan = await planning.plan_again(form)
     return LateAnswer(_Description(planning, state, plan, await kept.ledger(form)))
 
 
