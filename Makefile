@@ -82,23 +82,12 @@ proto-check: $(INSTALLED)
 	  { echo "error: generated code is not what proto/ says; run: make proto" >&2; exit 1; }
 
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
-# slowed down by counting them. Then what may share the cores: the other unit and property tests, tests of few processes, and
-# meshes that mostly wait. Then, two files at a time, meshes that start, end and stand still more than they compute, and UCX
-# between few processes. Last, one after the other, what has the cores to itself: meshes that compute, and tests of how long
-# something takes or of which worker is faster. A new file of tests/live is among the last.
-PYTEST := $(BIN)/pytest -m "not compose and not long and not clients"
-PARALLEL := OMP_NUM_THREADS=1 $(PYTEST) --dist loadfile --numprocesses
+# slowed down by counting them. The marks of the others (pyproject.toml) say with how many they share the cores.
+USUAL := not compose and not long and not clients
+SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --numprocesses
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
-UCX := $(filter-out %/test_ucx_contract.py %/test_ucx_device_payloads.py, $(wildcard tests/integration/test_ucx_*.py))
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py tests/property/test_weight_fetches.py
-SHARING := $(filter-out %/test_signs_of_life.py $(UCX), $(wildcard tests/integration/test_*.py)) \
-  tests/compose/test_deployment_files.py \
-  $(patsubst %,tests/live/test_%.py,anothers_tokens bad_pair doors failing_iteration full_store gateway_stop \
-    incomplete_checkpoint lost_tokens proxies shrinking_mesh simulated simulated_groups store_unavailable)
-TWO_AT_A_TIME := $(patsubst %,tests/live/test_%.py,faults supervision stuck_workers pools other_weights pauses script errors \
-    closed_requests clusters disconnects unsupported_parameters readme drains groups standbys gateway_loss \
-    some_faults) $(UCX)
 
 test: $(READY) ## Every test that needs no Docker engine; a choice of them in ARGS
 ifeq ($(strip $(ARGS)),)
@@ -107,20 +96,20 @@ ifeq ($(strip $(ARGS)),)
 	  local began=$$SECONDS; "$${@:2}" --junitxml="build/tests/$$1.xml" || failed=1; \
 	  times+=$$(printf '\n  %-14s %3d:%02d' "$$1" $$(((SECONDS - began) / 60)) $$(((SECONDS - began) % 60))); \
 	}; \
-	part core env $(PARALLEL) logical --cov --cov-report= $(CORE_TESTS); \
+	part core $(SHARED) logical -m "$(USUAL)" --cov --cov-report= $(CORE_TESTS); \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
-	part sharing env $(PARALLEL) logical $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property $(SHARING) tests/unit; \
-	part two-at-a-time env $(PARALLEL) 2 $(LONG_FIRST) $(TWO_AT_A_TIME); \
-	part alone $(PYTEST) --ignore tests/unit --ignore tests/property --ignore tests/faults $(SHARING:%=--ignore %) $(TWO_AT_A_TIME:%=--ignore %); \
+	part parallel $(SHARED) logical -m "$(USUAL) and parallel" $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property tests/live tests/integration tests/compose tests/unit; \
+	part paired $(SHARED) 2 -m "$(USUAL) and paired" $(LONG_FIRST) tests/live tests/integration; \
+	part alone $(BIN)/pytest -m "$(USUAL) and alone" tests/live tests/integration; \
 	$(BIN)/python scripts/failed_tests.py build/tests; \
 	echo "minutes of each part:$$times"; \
 	exit $$failed
 else
-	$(PYTEST) $(ARGS)
+	$(BIN)/pytest -m "$(USUAL)" $(ARGS)
 endif
 
 test-properties: $(READY) ## Every property with all its examples, which `make test` cuts short after seconds; a choice in ARGS
-	SPOTWISE_EXAMPLES_S=0 $(PARALLEL) logical -m hypothesis tests/unit tests/property $(ARGS)
+	SPOTWISE_EXAMPLES_S=0 $(SHARED) logical -m hypothesis tests/unit tests/property $(ARGS)
 
 test-long: setup ## Hostile bodies, preemption, every change between two shapes, the compiled simulator, and more; hours, a choice in ARGS
 	$(BIN)/pytest -m long tests/integration tests/live tests/long tests/unit $(ARGS)

@@ -16,7 +16,7 @@ from spotwise.mesh.embedded.servers import LOOPBACK, free_port, redis_server, ru
 from spotwise.mesh.grpc.control import ControlServer
 from spotwise.wire import subjects
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.alone]
 
 MEMBERS = ("token-0", "token-1")
 

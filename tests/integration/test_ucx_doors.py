@@ -15,7 +15,7 @@ from spotwise.wire.kv_frames import FrameKind
 from tests.integration.test_ucx_faults import GOOD, RawPeer
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 
 def listening() -> set[tuple[str, int]]:

@@ -29,7 +29,7 @@ from spotwise.wire.kv_frames import (
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 
 def _answered(raw: RawPeer, times: int) -> bool:

@@ -31,7 +31,7 @@ from tests.integration.test_ucx_faults import COMMIT, GOOD, RawPeer
 from tests.integration.test_ucx_processes import Peer
 from tests.integration.ucx_worker import PATIENCE_S, Worker, handoff, running, until
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 SECRET = LinkSecurity(MeshSecret(b"s" * 32))
 ENCRYPTED = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)

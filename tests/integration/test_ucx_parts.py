@@ -19,6 +19,8 @@ from spotwise.mesh.links.whole_push import all_or_none
 from spotwise.mesh.ports.ports import KvPush, KvTransferError, TransferReport
 from tests.contracts.waiting import until
 
+pytestmark = pytest.mark.paired
+
 DIMENSIONS = ModelDimensions(5, 12, 6, 64, 64, 768, 768, 768, head_layers=1.5)
 GEOMETRY = KvGeometry(num_layers=5, kv_heads=6, key_dim=8, value_dim=6)
 BLOCKS, BLOCK_SIZE = 12, 16

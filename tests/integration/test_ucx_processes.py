@@ -31,7 +31,7 @@ from tests.integration.ucx_worker import (
     until,
 )
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 
 class Peer:

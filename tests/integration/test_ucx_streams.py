@@ -17,7 +17,7 @@ from spotwise.mesh.ports.ports import KvPush, KvTransferError
 from spotwise.wire.kv_frames import MAX_RESENDS
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 SOURCE, RESERVED = (40, 3, 17, 9, 22), (5, 4, 60, 11, 30, 31, 32)
 

@@ -20,7 +20,7 @@ from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import KvTransferError, MeshError, TransferReport
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * CELL_BYTES, 5 * CELL_BYTES, 11 * CELL_BYTES, 4 * 2**20])

@@ -15,7 +15,7 @@ from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.weights import WeightTransferError
 from spotwise.mesh.process.secrets import MeshSecret
 
-pytestmark = pytest.mark.mesh
+pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 ENCRYPTED = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)
 LAYOUT, PANELS, PANEL_BYTES = 77, 8, 64 << 10

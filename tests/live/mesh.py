@@ -30,6 +30,9 @@ MODEL = "smollm2-135m-instruct"
 SPLIT_ALWAYS = {"SPOTWISE_BREAK_EVEN": "false"}
 #: A mesh whose only worker was killed serves again once its process has started, which takes as long as the machine is slow.
 PATIENT = {"SPOTWISE_RECOVERY_S": "120"}
+#: Beside other meshes on a slow machine, a worker may be silent for longer than the two seconds that a mesh usually waits: for
+#: tests that no attempt is lost.
+UNHURRIED = {"SPOTWISE_MEMBER_TIMEOUT_S": "6"}
 #: Options of a mesh with one worker, which computes both phases.
 ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
 

@@ -15,6 +15,8 @@ import pytest
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 OLD, NEW = range(100, 108), range(8)
 #: The old streams last for minutes; the new ones pass the indexes at which those are.
 OLD_TOKENS, NEW_TOKENS = 8000, 700

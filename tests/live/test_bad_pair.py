@@ -18,6 +18,8 @@ from tests.live.failing_worker import KILLS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, innocent, run
 from tests.live.mesh import ONE_MIXED, wait_for
 
+pytestmark = pytest.mark.parallel
+
 NEW_TOKENS = 30
 
 

@@ -35,6 +35,8 @@ from spotwise.wire.roles import MeshRole
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:

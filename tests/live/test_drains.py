@@ -20,8 +20,10 @@ import pytest
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.planner.plan import Plan
 from spotwise.mesh.redis.store import RedisStore
-from tests.live.mesh import wait_for
+from tests.live.mesh import UNHURRIED, wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
+
+pytestmark = pytest.mark.paired
 
 #: Tokens of a stream, about 12 ms each.
 TOKENS = 700
@@ -33,7 +35,7 @@ DEADLINE_S = 4.0
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """One prompt worker, and token workers enough for all the drains of this module: none comes back."""
     options = ("--prompt-workers", "1", "--token-workers", "14", "--speed", "3")
-    with SimulatedMesh(tmp_path_factory.mktemp("drains"), *options) as live:
+    with SimulatedMesh(tmp_path_factory.mktemp("drains"), *options, env=UNHURRIED) as live:
         yield live
 
 

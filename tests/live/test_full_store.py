@@ -13,6 +13,8 @@ import redis
 from tests.live.mesh import MODEL, ONE_MIXED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 CHAT = {"model": MODEL, "messages": HELLO, "max_tokens": 8}
 RESUMABLE = {"X-Spotwise-Resumable": "true"}

@@ -14,6 +14,8 @@ import pytest
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 #: Longer than any of these answers takes.
 GRACE_S = 120
 

@@ -11,6 +11,8 @@ import pytest
 from tests.live.mesh import ONE_MIXED, LiveMesh
 from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, write_tiny_model
 
+pytestmark = pytest.mark.parallel
+
 
 def lacks_a_tensor(folder: Path) -> None:
     change_tensors(folder, lambda tensors: tensors.pop(UP_PROJECTION))

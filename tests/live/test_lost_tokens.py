@@ -11,6 +11,8 @@ from spotwise.mesh.embedded.servers import nats_server, running
 from tests.live.broker_proxy import BrokerProxy
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 SEEDS = range(4)
 TOKENS = 120
 

@@ -1,6 +1,6 @@
-"""Processes that pause for three seconds under running streams: no token is computed again because of it.
+"""Processes that pause for seconds under running streams: no token is computed again because of it.
 
-A paused worker is another matter: its streams are served by another worker, with the same tokens.
+A worker that pauses for longer than the mesh waits is another matter: another worker serves its streams, with the same tokens.
 """
 
 from __future__ import annotations
@@ -13,10 +13,14 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.live.mesh import wait_for
+from tests.live.mesh import UNHURRIED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 PAUSE_S = 3.0
+#: Of workers.
+LONG_PAUSE_S = 8.0
 SEEDS = range(6)
 TOKENS = 160
 
@@ -24,7 +28,8 @@ TOKENS = 160
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """A worker of each kind, either of which can serve alone; a token takes some 30 ms."""
-    with SimulatedMesh(tmp_path_factory.mktemp("pauses"), "--prompt-workers", "1", "--token-workers", "1") as live:
+    options = ("--prompt-workers", "1", "--token-workers", "1")
+    with SimulatedMesh(tmp_path_factory.mktemp("pauses"), *options, env=UNHURRIED) as live:
         yield live
 
 
@@ -34,12 +39,12 @@ def undisturbed(mesh: SimulatedMesh) -> list[list[int]]:
     return [stream.tokens for stream in mesh.streams(SEEDS, TOKENS)]
 
 
-def pause(mesh: SimulatedMesh, service_id: str) -> None:
+def pause(mesh: SimulatedMesh, service_id: str, seconds: float) -> None:
     """Stop a process for a while, whatever happens."""
     pid = mesh.pid(service_id)
     os.kill(pid, signal.SIGSTOP)
     try:
-        time.sleep(PAUSE_S)
+        time.sleep(seconds)
     finally:
         os.kill(pid, signal.SIGCONT)
 
@@ -62,10 +67,12 @@ def test_a_killed_worker_is_missed_at_once(mesh: SimulatedMesh, undisturbed: lis
 )
 def test_a_pause_loses_no_attempt(mesh: SimulatedMesh, undisturbed: list[list[int]], service_id: str) -> None:
     """Tokens are the same; only streams of a paused worker took another attempt."""
-    streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: pause(mesh, service_id))
+    is_worker = service_id in ("prompt-0", "token-0")
+    seconds = LONG_PAUSE_S if is_worker else PAUSE_S
+    streams = mesh.streams(SEEDS, TOKENS, after_tokens=20, disturb=lambda: pause(mesh, service_id, seconds))
     assert [stream.tokens for stream in streams] == undisturbed
     sys.stdout.write(f" longest gap {max(max(stream.gaps_s) for stream in streams):.2f} s ")
-    if service_id not in ("prompt-0", "token-0"):
+    if not is_worker:
         assert mesh.losses(streams) == []
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
     mesh.wait_until_idle()

@@ -15,6 +15,8 @@ from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
 
+pytestmark = pytest.mark.paired
+
 NEW_TOKENS = 12
 BURST = 9
 

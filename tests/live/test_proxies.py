@@ -10,6 +10,8 @@ import pytest
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 
 @pytest.fixture
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:

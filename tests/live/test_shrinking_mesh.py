@@ -9,8 +9,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.live.mesh import MODEL, ONE_MIXED, wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
+
+pytestmark = pytest.mark.parallel
 
 SMALL, LARGE = "mixed-0", "mixed-large"
 #: Before the worker is lost.

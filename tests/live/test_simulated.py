@@ -19,6 +19,8 @@ from spotwise.wire import subjects
 from tests.live.mesh import MODEL, wait_for
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 GRACE_S = 30.0
 WORKERS = ("--prompt-workers", "12", "--token-workers", "12")
 

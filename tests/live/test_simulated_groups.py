@@ -10,6 +10,8 @@ from spotwise.core.messages.members import MemberKind
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 #: They last for longer than a command takes to start, and groups to form, on a busy machine.
 TOKENS = 400
 

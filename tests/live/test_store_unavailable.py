@@ -16,6 +16,8 @@ import pytest
 from tests.live.mesh import MODEL, ONE_MIXED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.parallel
+
 STORE_TIMEOUT_S = 1.0
 HELLO: Any = [{"role": "user", "content": "Hello"}]
 
