@@ -39,10 +39,9 @@ REDIS_COMMAND = "redis-server --bind 0.0.0.0 --protected-mode no --save '' --app
 PATIENCE_S = 30.0
 
 
-@pytest.hookimpl(trylast=True)  # folders mark their tests first
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     limit_examples(items)
-    for item in items:
+    for item in items:  # folders have marked theirs
         if not any(item.get_closest_marker(name) for name in ("parallel", "paired", "alone")):
             item.add_marker(pytest.mark.parallel)
 
