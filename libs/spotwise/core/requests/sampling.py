@@ -58,9 +58,9 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs added to the logits.
         allowed_token_ids: tokens that may be drawn; none allows all.
         bad_words: sequences of tokens that the output shall not contain; where they would leave no token, they do not count.
-        grammar: of the output, as llguidance writes it down; empty allows any.
+        grammar: grammar of the output, as llguidance writes it down; empty allows any.
         logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
-        pooling: of the prompt's embedding, which comes with the first token; `None` reports none.
+        pooling: pooling of the prompt's embedding, which comes with the first token; `None` reports none.
     """
 
     temperature: float = 1.0

@@ -1,4 +1,4 @@
-"""Which requests a scheduler refuses: at their submission, and of those that wait for a worker.
+"""Refuses requests: at their submission, and while they wait for a worker.
 
 Law: a request is refused at its deadline, and where no ready worker could ever hold it, unless an earlier attempt was accepted.
 A new one is refused where too many wait already, and once it has waited too long for free capacity.

@@ -1,4 +1,4 @@
-"""How long answers take, from their assignment on, and the cheapest worker by load and life for as long.
+"""Estimates the seconds of answers from their assignment on, and finds the cheapest worker by load and life for as long.
 
 `lifetimes.cheapest`, without the exact cost of workers that cannot be it.
 

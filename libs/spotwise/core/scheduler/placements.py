@@ -16,7 +16,7 @@ class RequestDemand:
     """A request's demand.
 
     Attributes:
-        held: by worker id, how many of its first tokens may be cached.
+        held: first tokens that may be cached, by worker id.
         without: excluded workers; `below_kv_tokens`: workers that hold so many tokens, or more, are excluded for its KV.
     """
 

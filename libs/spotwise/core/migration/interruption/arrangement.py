@@ -6,7 +6,9 @@ Where KV is copied while the request decodes on (pre-copy), a move costs its use
 One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
 Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
 Where an instance does not leave for a deadline (`at_once`), all requests with KV move now.
+
 Without time left all requests are recomputed.
+
 Source: SpotServe, section 4.1, stops a whole batch; the choice for each request is ours.
 """
 
