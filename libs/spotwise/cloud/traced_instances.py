@@ -65,7 +65,7 @@ class TracedInstances:
 
     Args:
         provider: starts and ends the instances.
-        trace: of nodes that come and go; after its end nothing changes any more.
+        trace: the trace of nodes that come and go; after its end nothing changes any more.
         folder: keeps when the trace began and which instance has which node, so that a later provider goes on.
         mesh: whose instances these are.
         compress: seconds of the trace that pass in a second.

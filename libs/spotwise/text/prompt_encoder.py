@@ -18,7 +18,7 @@ class Truncation:
     """How prompts are cut.
 
     Attributes:
-        most_tokens: that a prompt keeps, special ones included.
+        most_tokens: tokens that a prompt keeps at most, special ones included.
         keeps_end: its last tokens, and not its first.
     """
 

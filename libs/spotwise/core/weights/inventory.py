@@ -31,7 +31,8 @@ class WeightInventory:
         device_id: id of the process's device.
         layout: a hash of the model, its dtype, and how the kernels read panels: bytes may move between equal ones only; 0:
             the process does not know its model yet.
-        fused_layers: by layer that the process has tried or received a result for: one native call computes it.
+        fused_layers: tells for each layer that the process has tried, or received a result for, whether one native call
+            computes it.
         panels: panels that the process keeps.
     """
 

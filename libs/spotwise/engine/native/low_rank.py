@@ -1,7 +1,7 @@
 """LoRA adapters of linear layers: adds `up(down(x))` for the tokens of rows that chose them (Hu et al., 2021).
 
-A batch may mix rows of different adapters and rows without one. The model's own matrices stay as they are, so that rows without an adapter get
-what they get in a batch without any.
+A batch may mix rows of different adapters and rows without one. The model's own matrices stay as they are, so that rows without
+an adapter get what they get in a batch without any.
 """
 
 from __future__ import annotations

@@ -42,9 +42,9 @@ class KnownKeys:
 
     Args:
         configured: keys of the environment; they have all scopes and no limits.
-        clock: of expiries.
+        clock: time against which keys expire.
         store: keys of the mesh; None: there are none.
-        file: of further keys, read again when it changes; with one, clients need a key whatever it holds.
+        file: file with further keys, read again when it changes; with one, clients need a key whatever it holds.
         is_loopback: only this machine reaches the API.
         allow_anonymous: see `requires_key`.
     """

@@ -104,7 +104,7 @@ class GenerationResponse(Response):
         arrived_s: `time.monotonic()` when the request came.
         position: what the client has of a stream, which goes on after it; events carry no ids where there is none.
         ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
-        headers: of the response.
+        headers: headers of the response.
         reservation: what the request has taken of its key's limits; it is settled at the end.
         keep: awaited with the body of the whole answer, before the client learns that it is whole; gives whether it is kept,
             and the answer says where not.

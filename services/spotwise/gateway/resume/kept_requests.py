@@ -182,7 +182,7 @@ class KeptRequests:
             return
         taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
         attempts = {} if taken is None or taken.ending is not None else taken.attempts
-        try:  # the ending first: whoever streams it tells its client why it has ended
+        try:  # the ending first: the gateway that streams it tells its client why it has ended
             if taken is not None and taken.ending is None:
                 kept_s = self._kept_s(kept.request)
                 await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))

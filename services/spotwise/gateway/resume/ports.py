@@ -1,4 +1,4 @@
-"""What keeping requests needs of the mesh and of its store, and how long requests are kept."""
+"""Ports to the mesh and the store for kept requests, and the seconds for which requests are kept."""
 
 from __future__ import annotations
 

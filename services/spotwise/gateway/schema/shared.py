@@ -1,4 +1,4 @@
-"""What bodies have in common: the parameters that endpoints share and their checks, and the form that a text must have.
+"""Common parts of request bodies: the parameters that endpoints share and their checks, and the form that a text must have.
 
 OpenAI's `response_format` and vLLM's `structured_outputs`.
 
