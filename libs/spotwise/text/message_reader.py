@@ -3,7 +3,7 @@
 A call is an object with a `name` and `arguments` (or `parameters`). What it was given depends on the text alone, not on how it
 was cut into pieces: arguments are given as they are written, once the name is known.
 
-What is given depends on the text alone, not on how it was cut into pieces, so that a stream which another gateway goes on with
+What is given depends on the text alone, not on how it was cut into pieces, so that a stream which another gateway continues
 has the same deltas and the same ids. A part that looked like a call and is none is text.
 """
 

@@ -58,7 +58,7 @@ class PromptTooLongError(Exception):
     """A text cannot fit into the context.
 
     Attributes:
-        at_least_tokens: it has so many tokens or more.
+        at_least_tokens: it has this many tokens or more.
     """
 
     def __init__(self, at_least_tokens: int) -> None:

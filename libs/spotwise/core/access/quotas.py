@@ -72,7 +72,7 @@ class Ask:
     Attributes:
         number: counts up with each ask of a gateway; with the gateway's name it names the request's lease.
         tokens: tokens that the request reserves.
-        is_due: it was admitted before, and goes on: it is counted and never refused.
+        is_due: it was admitted before and continues: it is counted and never refused.
         has_place: it takes the place of a request in flight, whose lease still counts.
     """
 
@@ -112,7 +112,7 @@ class KeyReport:
         last: the highest number that the gateway has given by then; a call with a lower one than an earlier call's is late.
         floor: the lowest ask that the gateway waits for; calls with lower ones are late, and count nothing.
         settlements: all that are not known to be applied, in order.
-        running: asks whose leases go on.
+        running: asks whose leases are renewed.
     """
 
     source: str

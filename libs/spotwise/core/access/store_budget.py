@@ -2,8 +2,8 @@
 
 Law: all that is kept shares one budget, whatever the number of gateways; each kind has a share of it, and one scope (a key's,
 or that of an open API) half of that. Sizes are bytes as they are written, with what the store needs to find them.
-What ends first goes first, of the same scope before others'; what is in use stays. What has no room all the same is not kept,
-and its request goes on without.
+Entries that expire first are dropped first, those of the same scope before others; entries in use stay. An entry without room
+all the same is not kept, and its request continues without it.
 Registrations, leases, plans and keys are small, need no room of this budget, and are written also where the store is full.
 """
 

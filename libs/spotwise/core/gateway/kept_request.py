@@ -50,7 +50,7 @@ class KeptRequest:
         created_unix_s: time of the answer's objects.
         seeds: seeds of the choices, in order.
         prompt_hash: hash of the prompts' token ids, which the body must give again.
-        is_resumable: it goes on for a while without its client, and its answer is kept.
+        is_resumable: it continues for a while without its client, and its answer is kept.
         key_name: name of the caller's key.
         claim: hash of scope and `Idempotency-Key`; empty without one.
         deadline_unix_s: when the client gives up; `None` without a deadline.

@@ -41,7 +41,7 @@ class LoadReported:
         number: number of the report, from 1 for each incarnation.
         arrivals_s: Unix time of each request's arrival.
         prompt_tokens: prompt tokens of the requests that arrived, in all.
-        finished: requests that ended in order, with so many `output_tokens` in all.
+        finished: requests that ended in order, with `output_tokens` in all.
         late: requests that have no token yet and came more than `load_meter.LATE_S` ago.
     """
 
@@ -104,7 +104,7 @@ class InstanceOffer:
 
 @value
 class LearnedLives:
-    """How long spot instances of a type live, from the fleet's own history of so many `ends` among `lives`."""
+    """How long spot instances of a type live, from the fleet's own history: `ends` among `lives`."""
 
     type_name: str
     zone: str

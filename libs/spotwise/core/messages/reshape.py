@@ -39,7 +39,7 @@ class DeviceGroup:
 
 @value
 class PlannedWeights:
-    """Weights that `device_id` lacks and `source_id` has: of so many `layers` from `first_layer` on. The embedding counts as
+    """Weights that `device_id` lacks and `source_id` has: of `layers` layers from `first_layer` on. The embedding counts as
     layer -1, the head as one more than there are.
     """
 
@@ -54,7 +54,7 @@ class PredictedReshape:
     """What a re-shape changes, and what it is expected to cost.
 
     Attributes:
-        groups: all that serve afterwards, those that go on as they are first.
+        groups: all that serve afterwards, unchanged ones first.
         new_ids: workers of the groups that are formed; `retiring_ids`: workers that leave.
         kept_bytes: weights that are on their device already; `moved_bytes`: those that a device has to get, and `storage_bytes`
             of them those that no other device has.

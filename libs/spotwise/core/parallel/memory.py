@@ -25,7 +25,7 @@ class MemoryLimit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeastDevices:
-    """A pipeline needs at least so many devices (P x M), as in the published code."""
+    """A pipeline needs at least `devices` devices (P x M), as in the published code."""
 
     devices: int
 

@@ -110,7 +110,7 @@ class ScaledCost:
 
 @dataclass(frozen=True, slots=True)
 class GroupCost:
-    """One worker's measurements on a group of a shape, at so many times the speed; an `IterationCost`."""
+    """One worker's measurements on a group of a shape, at `speed` times the speed; an `IterationCost`."""
 
     scaled: ScaledCost
     config: ParallelConfig

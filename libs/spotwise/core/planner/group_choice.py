@@ -1,7 +1,7 @@
 """Chooses the groups of another configuration: their devices, the groups that stay, and the groups that they replace.
 
 Law: devices keep as many bytes of weights as they can (`map_devices`, SpotServe, section 4.2). A group whose devices, positions
-and pool stay goes on as the worker that it is; every other one is new, and has an id that no worker had before.
+and pool stay keeps its worker; every other one is new, and has an id that no worker had before.
 Pipelines are numbered by workers: the prompt pool first, then the others, by id. Groups of unequal shapes are no
 `ParallelConfig`: from those nothing is known to be kept.
 """

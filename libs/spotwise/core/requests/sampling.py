@@ -113,7 +113,7 @@ class TokenLogprobs:
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
     token, where requested: one entry a prompt token, `None` for the first; so does the prompt's `embedding`, float32, not
-    normalised. With a `failure` the token is none and the sequence cannot go on, here or elsewhere; it might elsewhere where
+    normalised. With a `failure` the token is none and the sequence cannot continue, here or elsewhere; it might elsewhere where
     this engine `may_be_ill`.
     """
 

@@ -89,7 +89,7 @@ SHARES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
 
 
 class _Ended:
-    """The last times of a class; what stands for them is chosen anew every `ENOUGH` answers."""
+    """The last times of a class; what stands for them is chosen again every `ENOUGH` answers."""
 
     __slots__ = ("_ended", "_times_s", "likely")
 

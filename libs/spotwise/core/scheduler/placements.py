@@ -17,7 +17,7 @@ class RequestDemand:
 
     Attributes:
         held: first tokens that may be cached, by worker id.
-        without: excluded workers; `below_kv_tokens`: workers that hold so many tokens, or more, are excluded for its KV.
+        without: excluded workers; `below_kv_tokens`: workers that hold this many tokens, or more, are excluded for its KV.
     """
 
     prompt_tokens: int

@@ -44,7 +44,7 @@ class WorkerPolicy:
 
     Attributes:
         watermark: share of the blocks that a newcomer leaves free for running sequences to grow into; 0 to 1.
-        max_preemptions: after so many, a sequence resumes with blocks for all that it may ever have, and keeps them.
+        max_preemptions: after this many, a sequence resumes with blocks for all that it may ever have, and keeps them.
         max_stall_s: seconds, about, that prompts may delay decodes beside them, or alone what arrives; `None` for no bound.
         context_parity: tokens of context that cost the model as much as all else of a token; see `chunked_prefill.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).

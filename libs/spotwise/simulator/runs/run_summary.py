@@ -23,7 +23,7 @@ class PoolSummary:
         machines: at the start.
         utilisation: share of their time in iterations, 0 to 1.
         mean_decodes: decoding sequences of an iteration, mean over iterations.
-        tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
+        tokens, time_shares: the share of the busy time spent in iterations of at most that many tokens.
     """
 
     machines: int

@@ -116,7 +116,7 @@ class SpotSurroundings:
         gather_s: at most, that SpotServe delays a reconfiguration to cover more events; as the mesh does.
         slowdown: a batch's seconds over the profile's.
         restart_s: to restart engines, without weights (fitted: 20 s).
-        switch_s: to build groups anew in a migration (artifact: 0.5 s).
+        switch_s: to rebuild groups in a migration (artifact: 0.5 s).
         move_s: seconds of a request's move where new pipelines are formed ahead, without its bytes.
         network_bytes_per_s: bandwidth of an instance, each way.
         local_bytes_per_s: within an instance, of a device.

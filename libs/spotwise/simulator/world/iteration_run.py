@@ -1,4 +1,4 @@
-"""Iterations of one batch, one behind the other, timed without their members: a run goes on until a decode ends or the batch
+"""Iterations of one batch, one behind the other, timed without their members: a run lasts until a decode ends or the batch
 changes."""
 
 from __future__ import annotations

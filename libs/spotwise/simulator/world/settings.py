@@ -30,7 +30,7 @@ class Overlap:
     """Overlap of a prompt's KV hand-off with its prefill.
 
     Attributes:
-        crossover_tokens: a chunk of at least so many tokens is sent layer by layer, each while the next is computed; a smaller
+        crossover_tokens: a chunk of at least as many tokens is sent layer by layer, each while the next is computed; a smaller
             one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
         layers: `None`: the model's.
     """

@@ -2,8 +2,8 @@
 
 The devices are named to the leader, by position; or as many as register with its id are given positions, and keep those that
 they had. They load their parts side by side. A device that does not answer any more is left out once its registration has
-expired: it may be stopped, and go on later. One that refuses its part is left alone for a while, and others are taken instead.
-Where a group that was whole cannot be formed anew because a device has less memory now, its worker ends, and starts again with
+expired: it may be stopped, and continue later. One that refuses its part is left out for a while, and others are taken instead.
+Where a group that was whole cannot be formed again because a device has less memory now, its worker ends, and starts again with
 as many KV blocks as its devices hold: none of its sequences lives then.
 """
 

@@ -160,7 +160,7 @@ class Continued:
     Attributes:
         earlier_tokens: tokens of its answer that are counted there.
         is_alive: the other gateway counts what it computes; the prompt is computed again because its client wants it so.
-        is_first: the request goes on for the first time.
+        is_first: the request is continued for the first time.
     """
 
     earlier_tokens: int

@@ -113,7 +113,7 @@ class GenerationPlan:
         repeated: what the answer says of the request.
         scope: whose it is; see `caller_scope`.
         ignored: names of what the request wished for in vain; see `parameters.py`.
-        sends_positions: events of a stream have ids, from each of which it can go on.
+        sends_positions: events of a stream have ids, from each of which it can continue.
         counts_in_chunks: each chunk of a stream holds the usage of its choice so far.
         spells_ids: log-probabilities name tokens by their ids.
         prompt_hash: hash of what the model reads; see `kept_plan`.

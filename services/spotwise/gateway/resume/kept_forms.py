@@ -1,4 +1,4 @@
-"""The forms in which a plan and its tokens are kept, from which another gateway goes on.
+"""The forms in which a plan and its tokens are kept, from which another gateway continues.
 
 A chunk of them is the index of its choice (none for the first), a blank and a `TokenBatch`. To read or write many is work for
 a thread.

@@ -2,7 +2,7 @@
 
 Every stream, and every request with an `Idempotency-Key` or `X-Spotwise-Resumable: true`, is kept in the store: its form at
 once, its tokens every second (`token_saver.py`). Any gateway can take it over from there: the store knows one owner at a time,
-and a gateway that has lost a request ends its own attempts. A resumable request (the latter two) goes on for a while without
+and a gateway that has lost a request ends its own attempts. A resumable request (the latter two) continues for a while without
 its client, and its answer is kept for a while; any other one is cancelled when its client leaves.
 """
 

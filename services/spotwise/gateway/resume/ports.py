@@ -22,7 +22,7 @@ from spotwise.mesh.ports.requests import KeptRequestStore
 
 @dataclass(frozen=True, slots=True)
 class KeepingLimits:
-    """`process`: this one, `id/incarnation`; `resume_s`: how long a resumable request goes on without its client;
+    """`process`: this one, `id/incarnation`; `resume_s`: how long a resumable request continues without its client;
     `answer_kept_s`: how long its answer is kept; `store_timeout_s`: wait for the store.
     """
 

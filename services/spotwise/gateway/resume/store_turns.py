@@ -1,4 +1,4 @@
-"""Operations on the store that requests wait for: so many at once, and each for so long.
+"""Limits the number and the duration of operations on the store that requests wait for.
 
 An operation fails after `limit_s`, which begins with its turn: time spent waiting for a slot does not count, nor does time in
 which a busy event loop has not read the answer (`event_loop.py`). Once an operation has taken too long, all that wait for a

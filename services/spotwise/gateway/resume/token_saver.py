@@ -1,4 +1,4 @@
-"""Saves the tokens of kept requests, of all streams at once and every second, so that another gateway can go on with them.
+"""Saves the tokens of kept requests, of all streams at once and every second, so that another gateway can continue from them.
 
 A token costs an append to a list here. What was not saved when this process ended is computed again, with the same result. What
 the store has lost is written again: the tokens of a choice are remembered, as they are saved, until its request has ended.

@@ -186,7 +186,7 @@ class PositionOptions(StrictBody):
     """`stream_options` of every endpoint that generates.
 
     Attributes:
-        resumable: each event has an id, from which the stream can go on.
+        resumable: each event has an id, from which the stream can continue.
     """
 
     resumable: bool | None = None

@@ -69,7 +69,7 @@ class RemoteHolder:
     """The instance where a request resumes.
 
     Attributes:
-        prompt_s: seconds to compute so many tokens; must not fall as tokens rise.
+        prompt_s: seconds to compute a number of tokens; must not fall as tokens rise.
         queue_s, resume_s: a prompt's wait before it is computed, and a request's once its KV has arrived.
         ready_s: when it first takes requests, absolute; `None`: it does already. Requests to recompute decode here until then.
     """
