@@ -67,9 +67,10 @@ up: $(READY) ## Start a mesh on this machine; options in ARGS (.venv/bin/spotwis
 down: ## Stop what `make up ARGS=--detach` started
 	@$(BIN)/spotwise down $(ARGS)
 
-check: $(READY) proto-check ## Formatting, lint, types, import contracts, generated code
+check: $(READY) proto-check ## Formatting, lint, plain English, types, import contracts, generated code
 	$(BIN)/ruff format --check libs services benchmarks tests
 	$(BIN)/ruff check libs services benchmarks tests
+	$(BIN)/python scripts/plain_english.py
 	$(BIN)/mypy libs services benchmarks tests
 	$(BIN)/lint-imports
 

@@ -17,7 +17,7 @@ BEGIN, END = "<!-- diagram -->\n", "<!-- end of diagram -->\n"
 
 # Possible in every live state: an arrow each would hide the rest.
 EVERYWHERE = (RequestEvent.ABORTED, RequestEvent.FAILED)
-#: Where a sequence begins in somebody's hands.
+#: States in which a scheduler or worker first has a sequence.
 FIRST_STATES = (RequestState.WAITING, RequestState.WAITING_FOR_KV)
 
 

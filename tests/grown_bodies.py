@@ -39,7 +39,7 @@ class Growth:
 
 
 def growths(base: Mapping[str, Any], schema: Schema, defs: Mapping[str, Schema]) -> list[Growth]:
-    """Return the ways in which each member of a body can grow, and members that nobody knows.
+    """Return the ways in which each member of a body can grow, and members that no schema has.
 
     Args:
         base: a body that is right.

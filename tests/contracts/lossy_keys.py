@@ -29,8 +29,8 @@ class Fate(Enum):
     UNANSWERED = auto()  #: executed
     LOST = auto()  #: never executed
     LATE = auto()  #: executed later, and not answered
-    LEFT = auto()  #: executed, but whoever waits for it is cancelled
-    LEFT_LATE = auto()  #: executed later, and whoever waits for it is cancelled
+    LEFT = auto()  #: executed, but its caller is cancelled
+    LEFT_LATE = auto()  #: executed later, and its caller is cancelled
 
 
 _EXECUTED = {Fate.ANSWERED: 1, Fate.TWICE: 2, Fate.AND_LATER: 1, Fate.UNANSWERED: 1, Fate.LEFT: 1}

@@ -165,7 +165,7 @@ class StoreContract:
         """In the order of the question; those that are not registered are left out."""
         for member in (PLAIN, MEMBER, replace(MEMBER, id="token-2")):
             await store.register(member, 10.0)
-        ids = ["token-2", "nobody", PLAIN.id]
+        ids = ["token-2", "unknown", PLAIN.id]
         assert await store.registered(ids) == [replace(MEMBER, id="token-2", load=None), PLAIN]
         assert await store.registered([]) == []
 

@@ -164,4 +164,4 @@ def test_no_device_is_left_for_a_while(mesh: Fleet, checked: Checked) -> None:
     mesh.comes_to(before, ReshapeStage.DONE, using=frozenset(["fresh-0", "fresh-1"]))
     mesh.settled(*gone, after=before, within_s=LONG_NOTICE_S)
     attempts = checked.check(run, ", ".join(gone))
-    assert min(attempts) >= 2  # nobody has their KV
+    assert min(attempts) >= 2  # no device has their KV

@@ -28,7 +28,7 @@ from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.worker.groups.exchange_choice import SharedMemory
 
-#: Seconds within which a member answers; loading compiles the kernels where nobody has.
+#: Seconds within which a member answers; loading compiles the kernels where no process has.
 _ANSWER_S = 240.0
 #: Longer than any machine under load stays silent.
 LOADED_S = 20.0

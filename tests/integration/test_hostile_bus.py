@@ -49,7 +49,7 @@ def dropped(metrics: HostMetrics, reason: str) -> float:
 
 
 class HostileMesh:
-    """A gateway's mesh and a scheduler over a real broker and store, and whoever can publish there."""
+    """A gateway's mesh and a scheduler over a real broker and store, and a hostile publisher there."""
 
     def __init__(self, scheduler: ServiceHost, gateway: ServiceHost, generation: MeshGeneration, bus: NatsBus) -> None:
         self.scheduler, self.gateway, self.generation, self.bus = scheduler, gateway, generation, bus
@@ -66,7 +66,7 @@ class HostileMesh:
     def everywhere(self) -> list[str]:
         return [
             *(each for own in self.subjects.values() for each in own),
-            subjects.heartbeat(MemberKind.GATEWAY, "nobody"),
+            subjects.heartbeat(MemberKind.GATEWAY, "unknown"),
         ]
 
     async def serves(self) -> None:
@@ -118,7 +118,7 @@ async def test_messages_of_others_are_counted_and_dropped(mesh: HostileMesh) -> 
     await mesh.bus.publish(subjects.heartbeat(MemberKind.CLUSTER_SCHEDULER, "intruder"), encode(posing))
     await mesh.bus.publish(subjects.inbox_from(MeshRole.WORKER, "scheduler-1"), encode(posing))
     await mesh.bus.publish(subjects.REQUESTS, encode(m.RequestAccepted("r", 1)))
-    for sender in ("worker", "nobody"):
+    for sender in ("worker", "unknown"):
         inbox = subjects.inbox("scheduler-1").replace("*", sender)
         await mesh.bus.publish(inbox, encode(m.AttemptsConfirmed((("r", 1),))))
     await until(lambda: dropped(mesh.gateway.metrics, "wrong_sender") == 1)
@@ -139,7 +139,7 @@ async def test_well_formed_messages_of_any_content_end_no_member(mesh: HostileMe
                 payload = encode(any_message(rng, kind))
                 decode(payload)
             except (MalformedMessageError, ValueError, TypeError):
-                continue  # nobody can send that, or it is malformed
+                continue  # no member can send that, or it is malformed
             sent.append((subject, payload))
     for subject, payload in [*sent, *sent]:
         await mesh.bus.publish(subject, payload)

@@ -85,7 +85,7 @@ def require_same(ours: WeightStore, folder: Path, share: ModelShare) -> None:
 
 
 async def test_what_several_have_together_is_put_together(devices: Devices) -> None:
-    """Two shards of one stage and one of the other make the model, but for what nobody has, which the folder gives."""
+    """Two shards of one stage and one of the other make the model, but for panels that none has, which the folder gives."""
     await devices.add((2, 2, 0, 0))
     await devices.add((2, 2, 0, 1))
     await devices.add((2, 2, 1, 0))
@@ -104,7 +104,7 @@ async def test_what_several_have_together_is_put_together(devices: Devices) -> N
 async def test_weights_come_from_whom_the_plan_names_in_its_order(
     devices: Devices, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last layers first, from one; the others from another; what the plan gives to nobody who is there, from anybody."""
+    """The last layers first, from one; the others from another; panels without a holder in the plan, from any that has them."""
     await devices.add((1, 1, 0, 0))
     await devices.add((1, 1, 0, 0))
     asking = await devices.add()

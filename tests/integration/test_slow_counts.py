@@ -84,7 +84,7 @@ async def used_day_tokens(store: RedisStore) -> int:
 
 @pytest.mark.parametrize("executes_late", [False, True])
 async def test_a_store_that_answers_late(redis_url: str, store: RedisStore, executes_late: bool) -> None:
-    """Requests that begin and end meanwhile are counted once, whether the server executes at once or when nobody waits."""
+    """Requests that begin and end meanwhile are counted once, whether the server executes at once or when no request waits."""
     answers, clock = SlowAnswers(redis_url), FakeClock(time.time())
     async with AsyncExitStack() as stack:
         slow = await RedisStore.connect(await stack.enter_async_context(answers.open()))

@@ -57,7 +57,7 @@ async def test_a_worker_hands_over_to_itself() -> None:
         (("r", 1), 2, {}, "no reservation"),
         (("other", 1), 1, {}, "no reservation"),
         (("r", 1), 1, {"incarnation": 99}, "has restarted"),
-        (("r", 1), 1, {"worker_id": "somebody"}, "t answers at that address"),
+        (("r", 1), 1, {"worker_id": "another"}, "t answers at that address"),
     ],
 )
 async def test_a_push_nobody_waits_for_is_refused_and_writes_nothing(

@@ -75,7 +75,7 @@ class Answer:
     """What a client got.
 
     Attributes:
-        has_begun: set once the first choice has some tokens; of a whole answer, whose beginning nobody sees, once it is sent.
+        has_begun: set once the first choice has some tokens; of a whole answer, whose beginning is not seen, once it is sent.
         asked_s: Unix time at which it was sent, `last_s` of each streamed choice's last token, and `ended_s` of the end.
         longest_gap_s: the longest wait for tokens of a choice after its first ones.
     """

@@ -16,7 +16,7 @@ from tests import adapters
 
 _TEXT = """A mesh of machines that come and go serves one model. Some of them read prompts, others write answers, and what
 was read travels from the first to the second before anyone notices. When a machine is taken away, its work goes on
-elsewhere at the very next token. Rivers, libraries and markets work like that: nobody owns the whole, and yet the water,
+elsewhere at the very next token. Rivers, libraries and markets work like that: none owns the whole, and yet the water,
 the books and the bread arrive. Write down three questions about it, answer two of them, and leave the third one open."""
 
 

@@ -1,4 +1,4 @@
-"""Devices get weights from one another: a new one needs no model folder, and nobody reads from storage what another has."""
+"""Devices get weights from one another: a new one needs no model folder, and none reads from storage what another has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Workers of unequal shapes hand over and move requests: clients get the same tokens, whoever dies in the midst of it."""
+"""Workers of unequal shapes hand over and move requests: clients get the same tokens, whichever process dies meanwhile."""
 
 from __future__ import annotations
 

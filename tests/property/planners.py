@@ -30,7 +30,7 @@ class Planners:
         orders: moves and requests given back that they ordered.
         answers: to orders of re-shapes.
         reshapes: what they logged of re-shapes.
-        store_away_until_s: until then the store answers nobody.
+        store_away_until_s: until then the store answers no planner.
     """
 
     def __init__(

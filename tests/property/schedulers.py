@@ -68,7 +68,7 @@ class Schedulers:
     Attributes:
         processes: by id; those that died are replaced by their successors.
         refused: orders of earlier terms that came to workers.
-        store_away_until_s: until then the store answers nobody.
+        store_away_until_s: until then the store answers no scheduler.
     """
 
     def __init__(self, world: MeshWorld, count: int = 2) -> None:

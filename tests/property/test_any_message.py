@@ -83,7 +83,7 @@ def run(world: MeshWorld, count: int) -> None:
             world.run_until(end_s)
             break
         except (AssertionError, KeyError, ValueError, IndexError):
-            event("a forged message upset the processes of the test")  # a token of nobody's, a block that is not there
+            event("a forged message upset the processes of the test")  # an unknown token or block
 
 
 @settings(max_examples=100)

@@ -141,7 +141,7 @@ def test_deadlines_hold_in_the_rain(
 @settings(max_examples=30)
 @given(meshes(1, 16), PATIENCE_S, st.floats(0.5, 12.0))
 def test_workers_keep_deadlines_without_a_gateway(case: MeshCase, patience_s: float, seconds: float) -> None:
-    """The gateway stands still: nobody closes its requests, and workers drop them at their deadlines all the same."""
+    """The gateway stands still and closes no request, and workers drop them at their deadlines all the same."""
     world, count = case.world(), case.count
     world.patience_s = patience_s
     watch_iterations(world)

@@ -185,7 +185,7 @@ def watch_engines(world: MeshWorld) -> None:
         for known in [known for known in since if known not in over]:
             del since[known]
         for held in over:
-            assert world.now - since.setdefault(held, world.now) <= OVER_HELD_S, f"{held} is computed for nobody"
+            assert world.now - since.setdefault(held, world.now) <= OVER_HELD_S, f"{held} is computed for no client"
         world.at(0.5, look)
 
     look()
@@ -279,7 +279,7 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
 @settings(max_examples=60)
 @given(meshes(1, 16), st.floats(0.1, 25.0))
 def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -> None:
-    """All workers go at once, and come back within the bound: nobody is rejected, and no token is lost."""
+    """All workers go at once, and come back within the bound: no request is rejected, and no token is lost."""
     world, count = case.world(), case.count
     assert away_s < world.limits.max_unready_s
 
@@ -306,7 +306,7 @@ def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, los
     for _ in range(stalls):
         world.at(rng.uniform(0, 5), partial(world.stall, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
     settle(world, count)
-    # As above: whoever stalls for long is taken for dead.
+    # As above: a worker that stalls for long is taken for dead.
     assert_served(world, *(["fells_workers"] if stalls >= 3 else []))
     assert_nothing_held(world)
 

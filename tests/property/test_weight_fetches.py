@@ -1,4 +1,4 @@
-"""Every panel that some holder has arrives once, whoever fails; what nobody has is put off; U_max holds throughout."""
+"""Every panel that some holder has arrives once, also where holders fail; others are put off; U_max holds throughout."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_all_that_some_holder_has_arrives(
     data: st.DataObject,
 ) -> None:
     """Whatever order they answer in, refuse or are lost, and whatever the plan says, which is followed where it can be; with no
-    failure, nothing is put off that somebody has.
+    failure, nothing is put off that some holder has.
     """
     wanted = [PanelRange(name, panels, PANEL_BYTES) for name, panels in missing]
     order = FetchOrder(wanted, holders, buffer_bytes, piece_bytes, planned)

@@ -126,7 +126,7 @@ class WorkerProcesses:
             case m.RecordLedger():
                 pass
             case _:
-                raise AssertionError(f"nobody performs {command}")
+                raise AssertionError(f"no process performs {command}")
 
     def lose_engine(self, worker: FakeWorker, seconds: float) -> None:
         """A process of its engine is gone, and comes back after a while."""
@@ -137,7 +137,7 @@ class WorkerProcesses:
             return
         worker.lose_engine()
         for push in worker.pushes.values():
-            push.written = 0  # its blocks are those of nobody
+            push.written = 0  # its blocks belong to no sequence
             if not push.over:
                 push.over = True
                 self._world.at(self._world.delay(), partial(self._push_failed, worker, push, "its engine is lost"))

@@ -52,7 +52,7 @@ class Scale:
     """The sizes of the loads.
 
     Attributes:
-        workers: of each phase.
+        workers: workers of each phase.
         through: tokens at full speed.
         open_streams: many streams at once.
         decided: the load of the journals.

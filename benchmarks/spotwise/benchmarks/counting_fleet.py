@@ -77,7 +77,7 @@ class CountingFleet:
 
     Args:
         blocks: KV blocks of each.
-        seed: of lengths and prefixes.
+        seed: seed of lengths and prefixes.
     """
 
     def __init__(self, workers: int, blocks: int, seed: int) -> None:

@@ -1,4 +1,4 @@
-"""What one gather takes: processes that exchange, and do nothing else."""
+"""Measures the time of one gather: processes that exchange, and do nothing else."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Fault:
         whole_s: until the group was whole again.
         gap_s: the longest pause of a stream.
         lost, doubled, wrong: tokens, of all streams.
-        blocks: of KV that were still in use in the end, reservations among them; `sequences`: still in the engines.
+        blocks: blocks of KV that were still in use in the end, reservations among them; `sequences`: still in the engines.
     """
 
     stage: int

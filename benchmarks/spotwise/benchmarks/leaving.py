@@ -31,9 +31,9 @@ class WorkersLeft:
     """The result.
 
     Attributes:
-        workers: that got a notice.
+        workers: workers that got a notice.
         moves: ended moves, by outcome; `given_back`: requests that were computed again elsewhere instead.
-        replays: of the planner's journals.
+        replays: replays of the planner's journals.
     """
 
     result: StreamResult

@@ -24,7 +24,7 @@ class MemoryLimits:
 
     Attributes:
         peak_bytes: the most memory that each of them has had, files in the page cache included; of those that are over, too.
-        killed: of them, how many the limit has ended.
+        killed: number of them that the limit has ended.
     """
 
     def __init__(self, limit_bytes: int, is_limited: Callable[[str], bool]) -> None:

@@ -37,9 +37,9 @@ class Stream:
 
     Attributes:
         arrivals: when each chunk came, and how many tokens there were then.
-        request_id: of the first request.
+        request_id: id of the first request.
         repeated: tokens of prompt and output that a request sent anew had computed again.
-        seed: of a simulated answer; `None`: any.
+        seed: seed of a simulated answer; `None`: any.
     """
 
     prompt: list[int]

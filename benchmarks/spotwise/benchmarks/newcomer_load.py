@@ -56,7 +56,7 @@ class NewcomerShape:
     Attributes:
         newcomer_tokens: lengths of the prompts whose first token is measured.
         after_s: from the long prompt to the newcomer; the long one's client leaves then, where it leaves.
-        repetitions: of each newcomer in each situation.
+        repetitions: repetitions of each newcomer in each situation.
     """
 
     newcomer_tokens: tuple[int, ...] = (100, 1000)

@@ -66,7 +66,7 @@ async def run_open_loop(
 
     Args:
         finished: called at each end.
-        stream: whether answers are streamed, for the times of tokens; costs the client more.
+        stream: answers are streamed, for the times of tokens; costs the client more.
     """
     prompts = [random_prompt(random.Random(arrival.prompt_seed), arrival.input_tokens) for arrival in arrivals]
     async with open_client(endpoint.url) as client:

@@ -1,4 +1,4 @@
-"""What the planner's process takes: processor time, and messages by direction and type."""
+"""Load of the planner's process: processor time, and messages by direction and type."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class PlannerLoad:
     """From the planner's start, or between two samples (`since`).
 
     Attributes:
-        seconds: of time; `cpu_s` of processor time.
+        seconds: wall-clock time; `cpu_s`: processor time.
         received, sent: messages, by type.
     """
 

@@ -99,7 +99,7 @@ class _Change:
     """A change of a fleet of equal instances, of which one in sixteen is under notice.
 
     Attributes:
-        devices: of an instance.
+        devices: devices of an instance.
         old, new: configurations for 64 devices; a larger fleet has as many times the pipelines.
     """
 

@@ -41,8 +41,8 @@ class Reshaped:
     Attributes:
         pair: the shapes before and after, like `1x1 > 2x3`.
         gaps_s: the longest time without a token, of each stream; `usual_gap_s`: the median between tokens before.
-        pauses_s: of each move, by the ledger.
-        seconds: of the whole re-shape, and `forming_s` of it until the new groups served.
+        pauses_s: pause of each move, by the ledger.
+        seconds: seconds of the whole re-shape, and `forming_s` of it until the new groups served.
         kv_bytes: moved, and `predicted_kv_bytes`.
         moved_bytes: weights that devices got, `unplanned_bytes` from others than planned, `read_bytes` from their folder.
         predicted_bytes, restart_bytes: what they had to get, and what a restart of all groups reads, both by the plan.
@@ -160,7 +160,7 @@ async def restarted(
     stream that was cut off, in seconds; raises `CommandError` where none was.
 
     Args:
-        tokens: of each stream. A mesh that stops lets streams end for some seconds.
+        tokens: tokens of each stream. A mesh that stops lets streams end for some seconds.
     """
     streams = [Stream(prompt) for prompt in prompts]
     async with contextlib.AsyncExitStack() as clients:

@@ -29,7 +29,7 @@ def run_rounds(
     """Run all sides in each round, with a progress bar.
 
     Args:
-        shape: of every round; each has a seed of its own, so that nothing of its prompts is cached.
+        shape: load of every round; each has a seed of its own, so that nothing of its prompts is cached.
         sides: further arguments of `run_round`, by the side's name.
     """
     measured: dict[str, list[RoundMeasurements]] = {side: [] for side in sides}

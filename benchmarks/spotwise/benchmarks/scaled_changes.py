@@ -44,7 +44,7 @@ class Carried:
 
     Attributes:
         stored_s: from the notice or the order until its plan was in the store.
-        pause_s: of each request that moves, as the planner expected it.
+        pause_s: pause of each request that moves, as the planner expected it.
         forming_s, predicted_forming_s: until new groups served; `None`: none were formed.
     """
 
@@ -59,10 +59,10 @@ class ScaledChange:
     """One change under streams.
 
     Attributes:
-        load: of the planner, from the notice or order until the change was over.
+        load: load of the planner, from the notice or order until the change was over.
         gaps_s: the longest time without a token until then, of each stream that moved or was computed again; `usual_gap_s`:
             the median between tokens before, of all streams; `other_gaps_s`: the longest of those that stayed.
-        pauses_s: of each move, by the ledger.
+        pauses_s: pause of each move, by the ledger.
         recomputed: tokens computed again.
         lost: streams that failed; `wrong`: tokens that are not what they must be, lost and doubled ones among them.
     """
@@ -89,10 +89,10 @@ class ScaledMesh:
     """A mesh of simulated groups.
 
     Args:
-        endpoint: of the mesh.
-        metrics_url: of its planner.
-        prompts: of the streams of each change; each answer has so many `tokens`.
-        seed: of the first answer; each further one has its own.
+        endpoint: URL of the mesh's API.
+        metrics_url: URL of its planner's metrics.
+        prompts: prompts of the streams of each change; each answer has `tokens` tokens.
+        seed: seed of the first answer; each further one has its own.
     """
 
     def __init__(

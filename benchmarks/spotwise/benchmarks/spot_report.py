@@ -1,4 +1,4 @@
-"""What runs of `spotwise bench spot` come to: figures of each system, their ratios, and a plot over time."""
+"""Results of runs of `spotwise bench spot`: figures of each system, their ratios, and a plot over time."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class SpotFigures:
         in_time: answers within `objective` times their latency alone.
         recomputed_other: tokens computed again where an instance was lost whose notice was too short, or the last one;
             `recomputed_noticed`: all others.
-        pause_median_s, pause_max_s: of the longest gap of each stream that moved or was computed again.
+        pause_median_s, pause_max_s: median and maximum of the longest gap of each stream that moved or was computed again.
         per_1000: dollars for 1,000 answers in time.
     """
 

@@ -38,9 +38,9 @@ class PeerOptions:
 
     Attributes:
         pushes: number of accepted pushes.
-        chunk_bytes: of one message.
-        copies: whether bytes are copied between paged caches, or only sent.
-        is_encrypted: whether the link is.
+        chunk_bytes: bytes of one message.
+        copies: bytes are copied between paged caches; else they are only sent.
+        is_encrypted: the link is encrypted.
     """
 
     pushes: int

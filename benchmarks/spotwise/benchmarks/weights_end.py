@@ -44,10 +44,10 @@ class EndOptions:
     """The configuration of an end.
 
     Attributes:
-        folder: of the model.
-        address: of the giving end.
+        folder: folder of the model.
+        address: address of the giving end.
         buffer_bytes: U_max.
-        storage_bytes_per_s: of the folder; `None`: as fast as it is.
+        storage_bytes_per_s: read rate of the folder; `None`: as fast as it is.
     """
 
     way: str

@@ -56,7 +56,7 @@ def find_orphans(
     """Return the instances that are there, that no reachable mesh knows and that no keeper has marked lately.
 
     Args:
-        instances: that carry a mesh's tag.
+        instances: instances that carry a mesh's tag.
         known: ids that a mesh of that name reports now.
         fresh_s: an instance that was marked, or launched, less than so many seconds ago has a keeper somewhere.
         now: Unix time.

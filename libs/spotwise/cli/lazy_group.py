@@ -60,7 +60,7 @@ def lazy_group(
     """Return a group class for `typer.Typer(cls=...)`.
 
     Args:
-        places: by name of a command, in the order of `--help`, its function or `typer.Typer` as `module:attribute`.
+        places: function or `typer.Typer` of each command, as `module:attribute`, in the order of `--help`.
         before: called with a command's name before its module is imported.
         texts: what each command does, for `--help` of the group, which then imports none of them.
     """

@@ -40,7 +40,7 @@ class Measurements:
 
     Attributes:
         transfers: (bytes, seconds) of each hand-off, from the end of its prompt's computation.
-        messages_s: of each request that ran alone, its first token's time beyond the prompt's iterations, by message.
+        messages_s: seconds of each request that ran alone, from its prompt's iterations to its first token, by message.
         kv_tokens: KV capacity of the smallest worker.
     """
 

@@ -1,4 +1,4 @@
-"""What `spotwise reshape` shows: the plan, and how far it is."""
+"""Output of `spotwise reshape`: the plan, and its progress."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def plan_table(config: str, prediction: PredictedReshape) -> Group:
     cost.add_row("weights that stay on their device", bytes_text(prediction.kept_bytes))
     cost.add_row("weights that devices have to get", bytes_text(prediction.moved_bytes))
     if prediction.storage_bytes:
-        cost.add_row("of them from their model folder: nobody has them", bytes_text(prediction.storage_bytes))
+        cost.add_row("of them from their model folder: no device has them", bytes_text(prediction.storage_bytes))
     cost.add_row("KV of the requests that move", bytes_text(prediction.kv_bytes))
     cost.add_row("expected until new groups have them", seconds_text(prediction.forming_s))
     cost.add_row("expected pause of each request that moves", seconds_text(prediction.pause_s))

@@ -47,9 +47,9 @@ class Ec2Options:
             user data that makes a machine join the mesh.
         launch_template_version: a number, `$Latest` or `$Default`.
         subnets: alternatives; empty: the template's.
-        region: by default boto3's.
+        region: AWS region; by default boto3's.
         endpoint_url: another address of the API, for instance a VPC endpoint's; by default the region's.
-        profile: of the credentials file; by default boto3's.
+        profile: profile of the credentials file; by default boto3's.
         spot_strategy: how EC2 chooses among types and subnets for spot instances.
         use_fleet: order by CreateFleet; otherwise, or if it is not allowed, by RunInstances for each type and subnet.
         attempts: tries of a call before it fails.

@@ -25,7 +25,7 @@ class HttpClient:
     """HTTP client of one metadata service.
 
     Args:
-        base_url: of the service.
+        base_url: URL of the service.
         timeout_s: limit for a complete answer, in addition to the request's `held_s`.
         tls: trusted certificates of an `https` service.
     """

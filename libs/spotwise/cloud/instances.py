@@ -65,7 +65,7 @@ class AcquiredInstance:
         market: its billing.
         state: when the provider listed it.
         launched_unix_s: when it was acquired; it is billed from then on.
-        token: of its order.
+        token: token of its order.
         tags: the caller's.
         address: at which other workers reach it; `None`: the provider assigns none, or has not yet.
         zone: the failure domain, if the provider has zones.

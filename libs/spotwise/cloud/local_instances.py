@@ -45,8 +45,8 @@ class LocalOptions:
 
     Attributes:
         folder: holds the state and a log for each instance; shared by all meshes under one limit.
-        commands: by instance type, program and arguments. `{instance_id}`, `{instance_type}`, `{market}` and `{mesh}` in an
-            argument are replaced. The program stays in the foreground, and exits on SIGTERM.
+        commands: program and arguments of each instance type. `{instance_id}`, `{instance_type}`, `{market}` and
+            `{mesh}` in an argument are replaced. The program stays in the foreground, and exits on SIGTERM.
         limit: concurrent instances of all types and meshes.
         grace_s: time from SIGTERM to SIGKILL.
         unset: variables of this process's environment that instances do not get, nor its secrets.

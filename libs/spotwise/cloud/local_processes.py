@@ -141,7 +141,7 @@ class MachineProcess:
     Attributes:
         pid: process id, also its session's id.
         start_ticks: start time in clock ticks since boot (field 22 of /proc/PID/stat).
-        boot_id: of the boot in which it started.
+        boot_id: id of the boot in which it started.
         mark: the value of `MARK` in its environment.
     """
 

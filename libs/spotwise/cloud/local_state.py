@@ -25,8 +25,8 @@ class LocalMachine(BaseModel):
     """State of one ordered machine.
 
     Attributes:
-        id: of the instance.
-        mesh, token, instance_type, market, tags: of the order.
+        id: id of the instance.
+        mesh, token, instance_type, market, tags: the order's values.
         launched_unix_s: time of the order.
         kill_at_unix_s: end of its grace period; `None` until released.
         gone_unix_s: when it was first found to have gone.

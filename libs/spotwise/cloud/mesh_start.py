@@ -1,4 +1,4 @@
-"""When a mesh first started: times of traces and price files are relative to it, also after a restart of its watcher."""
+"""Time of a mesh's first start: traces and price files are relative to it, also after a restart of the watcher."""
 
 from __future__ import annotations
 

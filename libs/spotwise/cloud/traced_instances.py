@@ -65,8 +65,8 @@ class TracedInstances:
 
     Args:
         provider: starts and ends the instances.
-        trace: of nodes that come and go; after its end nothing changes any more.
-        folder: keeps when the trace began and which instance has which node, so that a later provider goes on.
+        trace: the trace of nodes that come and go; after its end nothing changes any more.
+        folder: keeps when the trace began and which instance has which node, so that a later provider continues.
         mesh: whose instances these are.
         compress: seconds of the trace that pass in a second.
         grace_s: real seconds from a notice to the end of an instance; 0: they end without notice.

@@ -27,7 +27,7 @@ class Agreement:
 
     Attributes:
         positions: output positions compared.
-        equal: of them, positions at which the most likely token is the same.
+        equal: positions of them at which the most likely token is the same.
         same_texts: prompts whose whole continuation is the same where each side continues from its own tokens.
         texts: prompts.
     """

@@ -74,15 +74,15 @@ class Engine:
 
         Args:
             model: from `load_model`.
-            facts: of the model.
+            facts: the model's properties.
             cache: for its KV.
             kernels: native ones, which replace what they can compute; `backend` and `capture` are then ignored.
             backend: attention without kernels; `None`: torch.
             capture: records decodes, for which the cache needs a scratch block; `None`: no recording.
             memory: holds the kernels' weights.
             part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
-            grammars: of its sequences; `None`: those that have one are refused.
-            adapters: of its sequences, loaded for `model`; `None`: those that have one are refused.
+            grammars: follow the grammars of its sequences; `None`: sequences that have one are refused.
+            adapters: the adapters of its sequences, loaded for `model`; `None`: sequences that have one are refused.
 
         Raises:
             AdapterError: an adapter cannot be applied to the model.
@@ -179,10 +179,10 @@ class Engine:
         The calling thread is the one that computes, with threads of its own.
 
         Args:
-            store: of the process's weights; its config is of the whole model, `kv_cache_bytes` is this member's.
-            place: of the member, in which it joins the group's exchange.
-            num_blocks: of the KV cache, the same for all members; `None`: as many as this member can hold.
-            flow: of weights that other processes send while it computes already, as in `load_stage`.
+            store: the process's weights; its config is the whole model's, `kv_cache_bytes` is this member's.
+            place: the member's place, in which it joins the group's exchange.
+            num_blocks: blocks of the KV cache, the same for all members; `None`: as many as this member can hold.
+            flow: weights that other processes send while it computes already, as in `load_stage`.
 
         Raises:
             ModelError: the folder cannot be loaded.

@@ -1,4 +1,4 @@
-"""What other packages need of torch itself: counts and makes current CUDA devices, and makes a KV cache on the host."""
+"""CUDA devices and host KV caches for other packages: counts devices, makes one current, and makes a cache."""
 
 from __future__ import annotations
 

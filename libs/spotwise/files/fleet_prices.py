@@ -1,4 +1,4 @@
-"""What can be bought, and its prices by Unix time: from the fleet file, its file of prices, and the provider's market.
+"""Purchasable instances and their prices by Unix time: from the fleet file, its file of prices, and the provider's market.
 
 The market's price has precedence over the file of prices, and that over a type's own. Prices that were known stay, so that a
 bill is right for the time in which each was in effect.

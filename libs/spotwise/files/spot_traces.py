@@ -32,7 +32,7 @@ class SpotEvent:
 
     Attributes:
         time_s: from the trace's start; the notice comes before, how long is not in the trace.
-        nodes: that joined or left.
+        nodes: nodes that joined or left.
         required_rate: requests a second expected from here on; `None` where the trace has none.
         notice_s: from the notice of nodes that leave to this event; `None` where the trace does not say.
     """

@@ -23,7 +23,7 @@ def read_tables(path: Path, kind: str, page: str, wrong: type[ValueError]) -> di
 
     Args:
         kind: what such a file is, for messages.
-        page: of the documentation that has an example.
+        page: page of the documentation that has an example.
         wrong: raised, with what to do, where the file cannot be read or is no TOML.
     """
     try:

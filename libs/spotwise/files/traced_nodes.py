@@ -1,7 +1,7 @@
 """The nodes of a trace as machines for the instances of a mesh: which are up, which will be taken, and with what notice.
 
-Law: an instance may have a node that is up, has none, and has no notice; that which came first is given first. A node's
-instance ends when the node leaves, and its notice comes so long before. Seconds are the mesh's since the trace began, in each
+An instance may have a node that is up, has no instance, and has no notice; the node that came first is given first. A node's
+instance ends when the node leaves, and its notice comes that long before. Seconds are the mesh's since the trace began, in each
 of which `compress` of the trace's pass.
 """
 
@@ -17,7 +17,7 @@ class TracedNodes:
 
     Args:
         compress: seconds of the trace in a second.
-        grace_s: of a notice, in seconds of the mesh, where the trace does not say.
+        grace_s: seconds of the mesh between notice and end, where the trace does not say.
         with_notice: otherwise nodes leave without.
     """
 

@@ -1,4 +1,4 @@
-"""What uvicorn's cycle does not do for an answer: the frame of HTTP/1.0, and a limit on how long a client leaves it lying."""
+"""Frames answers beyond uvicorn's cycle: HTTP/1.0, and an abort of connections whose clients stop reading."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ class CycleAnswers:
 
     Args:
         app: the application.
-        cycle: of the request.
+        cycle: uvicorn's state of the request.
         change: what its answer needs.
     """
 

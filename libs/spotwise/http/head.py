@@ -1,4 +1,4 @@
-"""What HTTP/1.1 requires of a request's head beyond what the parser refuses (RFC 9110, RFC 9112), and how it is refused.
+"""Checks a request's head as HTTP/1.1 requires beyond the parser (RFC 9110, RFC 9112), and refuses it.
 
 A proxy in front may read such a head otherwise than this server, and take the end of one request for the beginning of another.
 """
@@ -120,7 +120,7 @@ def body_length(version: str, headers: Headers) -> int | None:
     """Check a request's fields; return how many bytes its body has, `None` where it is in chunks.
 
     Args:
-        version: of HTTP.
+        version: HTTP version.
         headers: names in lower case, with their values.
 
     Raises:

@@ -134,7 +134,7 @@ class PartsResponse(Response):
 
     Args:
         parts: joined, the body.
-        headers: of the response.
+        headers: headers of the response.
     """
 
     def __init__(self, parts: Iterable[bytes], headers: Mapping[str, str] | None = None) -> None:

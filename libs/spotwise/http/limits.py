@@ -1,4 +1,4 @@
-"""What a connection may take of the gateway: bytes, time, and a place."""
+"""Limits of the gateway's connections: bytes, time, and number."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class HttpLimits:
 
     Attributes:
         max_connections: open at the same time; further ones take the place of idle ones, or receive a 503.
-        max_header_bytes: of a request's line and headers; also of what is between two parts of its body.
-        max_header_fields: of a request.
+        max_header_bytes: bytes of a request's line and headers; also of what is between two parts of its body.
+        max_header_fields: header fields of a request.
         max_pipelined: requests that wait for the answer to an earlier one of their connection.
         header_timeout_s: from a request's first byte, or from the connection's beginning, to the end of its headers.
         body_timeout_s: from there to the end of its body.

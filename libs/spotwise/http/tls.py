@@ -48,7 +48,7 @@ class ServerTls:
             seen = self._versions()
             if seen == self._seen:
                 return
-            # A context that has loaded one half of a wrong pair would serve nobody.
+            # A context that has loaded one half of a wrong pair would serve no client.
             self._load(_server_context())
             self._load(self.context)
         except ValueError as error:

@@ -58,7 +58,7 @@ def machines(
         price_per_hour: US dollars.
         power: in units of a DGX-A100's.
         kv_tokens: capacity of the KV cache.
-        link: of hand-offs, between two machines.
+        link: link between two machines for hand-offs.
         host_memory_bytes: for swapped-out KV; `host_link`: to it.
         overlap_layers: layers of the model, where hand-offs go layer by layer behind the computing.
 
@@ -94,8 +94,8 @@ def bounds(
     """Return upper bounds of latencies; without any the paper's nine slowdowns.
 
     Args:
-        slowdown: of `ttft`, `tbt` and `e2e`, against one idle machine, at `p50`, `p90` and `p99`.
-        seconds: of these and of `itl`.
+        slowdown: bounds of `ttft`, `tbt` and `e2e`, against one idle machine, at `p50`, `p90` and `p99`.
+        seconds: bounds of these and of `itl`.
         against: machines, one of which slowdowns are against; `None`: the cluster's first.
 
     Raises:
@@ -147,7 +147,7 @@ def simulate(
     Args:
         workload: `code` or `conv`, whose sizes are drawn, or the path of a trace.
         rate: requests a second; `None` with `own_arrivals`: the trace's.
-        seconds: of arrivals; `None` to the end of a trace.
+        seconds: time in which requests arrive; `None` to the end of a trace.
         own_arrivals: the trace's own, and not random ones.
         jointly: draw a prompt of the trace with its answer, and not each alone.
         block_tokens: tokens of a block that the trace's hashes name.

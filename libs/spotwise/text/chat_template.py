@@ -77,7 +77,7 @@ def wished_variables(
         effort: one of `EFFORTS`; the nearest that the template takes is given, and any other text is ignored. A template
             that only switches thinking on or off does so.
         verbosity: given as it is.
-        template: of the model.
+        template: the model's chat template.
         is_thinker: the model's thinking is known to be split off.
     """
     variables = dict[str, Any]()

@@ -164,7 +164,7 @@ class ChatText:
             template_kwargs: variables of the template, none of `RESERVED_TEMPLATE_VARIABLES`.
             add_special_tokens: add the tokenizer's to those of the template.
             truncation: cuts the rendered chat.
-            tools: that the model may call, as templates take them.
+            tools: tools that the model may call, as templates take them.
 
         Raises:
             ChatTemplateError: the model has no chat template, or it refuses the messages.

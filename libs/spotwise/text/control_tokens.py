@@ -131,7 +131,7 @@ class ControlTokens:
 
     Args:
         tokenizer: the model's.
-        further_ids: of tokens that end a text, whether the tokenizer calls them special or not.
+        further_ids: tokens that end a text, also those that the tokenizer does not call special.
         are_read: in clients' texts they are control tokens too: nothing is marked.
     """
 

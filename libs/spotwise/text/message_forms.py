@@ -1,4 +1,4 @@
-"""How a model writes its messages: its reasoning, its calls of tools, and what it says.
+"""Forms of a model's messages: its reasoning, its tool calls, and its content.
 
 A form is a response template of transformers: what the tokenizer declares, one of the names here, or a file. A call that
 was asked for is written by a grammar (tool_grammar.py), in the form's own words where it knows them.
@@ -34,7 +34,7 @@ class CallForm:
         before, after: the whole.
         opening, closing: each call.
         separator: between two.
-        arguments_key: of the arguments.
+        arguments_key: key of the arguments.
         trigger: begins `opening`, and nothing else that the model says; empty where there is no such text.
     """
 
@@ -58,7 +58,7 @@ class _CallParser:
     """A known way to write calls.
 
     Attributes:
-        field: of the response template.
+        field: field of the response template.
         marks: texts that all stand in the chat templates of models that write calls so.
     """
 

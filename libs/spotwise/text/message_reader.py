@@ -3,7 +3,7 @@
 A call is an object with a `name` and `arguments` (or `parameters`). What it was given depends on the text alone, not on how it
 was cut into pieces: arguments are given as they are written, once the name is known.
 
-What is given depends on the text alone, not on how it was cut into pieces, so that a stream which another gateway goes on with
+What is given depends on the text alone, not on how it was cut into pieces, so that a stream which another gateway continues
 has the same deltas and the same ids. A part that looked like a call and is none is text.
 """
 
@@ -167,7 +167,7 @@ class MessagePart:
 
     Attributes:
         kind: what the model says or thinks, the name of a function that it calls, or some of the arguments.
-        text: of that.
+        text: text of that part.
         call: index of the call.
         call_id: with its name.
     """
@@ -204,12 +204,12 @@ class MessageReading:
 
     Attributes:
         form: how the model writes; `None`: all is content.
-        prefix: of the message, in the prompt: the model's text goes on from there.
+        prefix: beginning of the message, in the prompt: the model's text continues it.
         finds_calls: the form's calls are looked for.
         is_called: a grammar makes all of the content calls.
         is_named: the client named the function: a call is what it asked for, and no reason to end.
         is_single: the message ends with its first call.
-        schemas: of the functions' arguments, by name.
+        schemas: schemas of the functions' arguments, by name.
     """
 
     form: MessageForm | None = None
@@ -226,7 +226,7 @@ class MessageReader:
 
     Args:
         reading: how.
-        choice_id: of the choice; ids of calls are made of it.
+        choice_id: id of the choice; ids of calls are made of it.
 
     Attributes:
         calls: found so far.

@@ -18,7 +18,7 @@ class Truncation:
     """How prompts are cut.
 
     Attributes:
-        most_tokens: that a prompt keeps, special ones included.
+        most_tokens: tokens that a prompt keeps at most, special ones included.
         keeps_end: its last tokens, and not its first.
     """
 
@@ -58,7 +58,7 @@ class PromptTooLongError(Exception):
     """A text cannot fit into the context.
 
     Attributes:
-        at_least_tokens: it has so many tokens or more.
+        at_least_tokens: it has this many tokens or more.
     """
 
     def __init__(self, at_least_tokens: int) -> None:

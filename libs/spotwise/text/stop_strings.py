@@ -28,7 +28,7 @@ class StopStringScanner:
     """Finds the end of one text.
 
     Args:
-        tables: of the stop strings.
+        tables: tables of the stop strings.
         include_stop_string: the stop string found stays in the text.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""What the headers on transfer links have in common: fixed size, a magic number, a version, and a checksum of their own."""
+"""Common parts of the headers on transfer links: fixed size, a magic number, a version, and a checksum of their own."""
 
 from __future__ import annotations
 

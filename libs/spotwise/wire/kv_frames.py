@@ -66,13 +66,13 @@ class KvFrame:
     Attributes:
         choice_id: at most `MAX_REQUEST_ID_BYTES` in utf-8.
         push_id: the sender's number of the push, unique on its link.
-        part: which layers and heads of the model the push moves.
-        reason: of a NACK; else `None`.
+        part: layers and heads of the model that the push moves.
+        reason: reason of a NACK; else `None`.
         first_layer, num_layers: CHUNK, RESEND: its layers, counted from the part's first. COMMIT: 0 and all the part's.
         first_block, num_blocks: CHUNK, RESEND: indices into the reserved blocks, not block ids. COMMIT: 0, and all its blocks.
         chunk_index: CHUNK, RESEND: its number, from 0.
         chunk_total: COMMIT: chunks of the whole hand-off, each counted once.
-        payload_bytes, payload_checksum: of the bytes that follow; xxh3_64.
+        payload_bytes, payload_checksum: size and checksum of the bytes that follow; xxh3_64.
     """
 
     kind: FrameKind

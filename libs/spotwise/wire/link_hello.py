@@ -1,5 +1,5 @@
-"""What the ends of a new transfer link say first: the listener's offer, the hello of the end that connected, the listener's
-hello. A hello is followed by its sender's proof that it knows the mesh's secret. The listener may send a refusal instead.
+"""Greeting of a new transfer link: the listener's offer, the hello of the end that connected, the listener's hello. A
+hello is followed by its sender's proof that it knows the mesh's secret. The listener may send a refusal instead.
 """
 
 from __future__ import annotations
@@ -68,11 +68,11 @@ class LinkHello:
     """The hello that each end of a new link sends once.
 
     Attributes:
-        worker_id: of this end, at most `MAX_WORKER_ID_BYTES` in utf-8.
+        worker_id: this end's id, at most `MAX_WORKER_ID_BYTES` in utf-8.
         layout: `layout_fingerprint` of the memory that the link's payloads are of.
-        model_digest: of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a process without weights.
-        wish: whether the link shall be encrypted.
-        public_key: of this end, for this link alone.
+        model_digest: digest of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a process without weights.
+        wish: this end's wish to encrypt the link.
+        public_key: public key of this end, for this link alone.
     """
 
     worker_id: str

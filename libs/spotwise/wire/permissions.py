@@ -1,4 +1,4 @@
-"""Who may do what on broker and store: one table for all roles.
+"""Permissions on broker and store: one table for all roles.
 
 A subject or a key in the table may hold `{id}`, the member's id. A user of one member has its id there, a user of a whole role
 (workers, whose ids are chosen while the mesh runs) a `*`. `mesh.server_configs` writes servers' configuration from it.
@@ -230,7 +230,7 @@ class StoreRule:
     """What a principal may do in the store.
 
     Attributes:
-        access: by pattern of keys, whether it reads them and whether it writes them.
+        access: reads and writes that are allowed, by pattern of keys.
     """
 
     commands: tuple[str, ...]

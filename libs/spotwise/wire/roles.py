@@ -1,4 +1,4 @@
-"""What a process is to broker, store and peers."""
+"""Roles of processes towards broker, store and peers."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who may put what into an inbox: one table for all roles. An inbox's subject names its sender's role (`subjects.inbox_from`);
-the broker lets nobody name another's (`permissions`), and the receiver drops what that role may not send.
+"""Messages that each role may send to an inbox: one table for all roles. An inbox's subject names its sender's role
+(`subjects.inbox_from`); the broker lets no member name another's (`permissions`), and the receiver drops what that role
+may not send.
 """
 
 from __future__ import annotations

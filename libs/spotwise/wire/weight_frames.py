@@ -43,7 +43,7 @@ class WeightFrame:
         request_id: the asking end's number, unique on its link.
         layout: GET: of the asking process (`WeightInventory.layout`).
         matrix, first_panel, num_panels: GET: what is asked for; empty and 0 in other kinds.
-        payload_bytes, payload_checksum: of the bytes that follow; xxh3_64.
+        payload_bytes, payload_checksum: size and checksum of the bytes that follow; xxh3_64.
     """
 
     kind: WeightFrameKind

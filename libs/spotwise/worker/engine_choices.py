@@ -1,4 +1,4 @@
-"""What a user may choose of a worker's engine: its settings and the command line offer the same."""
+"""Choices of a worker's engine that users have, the same in its settings and on the command line."""
 
 from __future__ import annotations
 

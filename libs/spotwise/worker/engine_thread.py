@@ -63,7 +63,7 @@ class EngineThread:
     """A `WorkerEngine`: an engine, and the thread that owns it.
 
     Args:
-        executor: of its thread; by default a new one.
+        executor: executor of its thread; by default a new one.
         host: host memory for swapped KV, if any.
         niceness: as in `load`, of the thread that swaps KV.
         watch: over its iterations and swaps, where nothing else watches them.

@@ -15,8 +15,8 @@ class EngineWatch:
     """The watch over one engine, or one part of an engine.
 
     Args:
-        watchdog: of the process.
-        owner_id: of the member that the engine computes for.
+        watchdog: the process's watchdog.
+        owner_id: id of the member that the engine computes for.
         timeout_s: bound of an iteration at least (`IterationBound`).
         patience: times that all bounds are longer, where others find what is stuck first.
     """

@@ -36,11 +36,11 @@ class ProfiledEngine:
     Attributes:
         model: its folder's name.
         weights: fingerprint of the weights, the model's structure and the kernels' sources.
-        decode_graphs: whether decodes are recorded as CUDA graphs, on a GPU.
-        threads: that compute; `None` where the library chooses.
+        decode_graphs: decodes are recorded as CUDA graphs, on a GPU.
+        threads: threads that compute; `None` where the library chooses.
         block_size: tokens of a KV block.
         machine: cores and processor, or GPU.
-        versions: of the libraries.
+        versions: versions of the libraries.
     """
 
     model: str

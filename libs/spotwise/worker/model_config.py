@@ -1,4 +1,4 @@
-"""How a worker's process loads its model."""
+"""Configures the loading of a worker's model."""
 
 from __future__ import annotations
 

@@ -44,8 +44,8 @@ class ProfileStep:
     """The work of one iteration.
 
     Attributes:
-        prompt_tokens: of one prompt; 0: none.
-        position: of the first of them.
+        prompt_tokens: tokens of one prompt; 0: none.
+        position: position of the first of them.
         decodes: sequences that decode.
         context: tokens that each decode attends to at first.
     """

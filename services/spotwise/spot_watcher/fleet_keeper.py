@@ -96,7 +96,7 @@ class FleetKeeper:
 
     async def start(self) -> None:
         """Take over the fleet's record, and begin; raises `MeshError` where broker or store do not answer."""
-        # Before the first report: whoever has read it may order.
+        # Before the first report: a planner that has read it may order.
         await self._host.listen(subjects.HEARTBEATS, self._on_heartbeat)
         await self._host.listen(subjects.INTERRUPTIONS, self._on_interruption, expects=(InterruptionReported,))
         await self._host.listen(subjects.FLEET_ORDERS, self._on_order, expects=(FleetOrder,))

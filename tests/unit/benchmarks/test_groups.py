@@ -34,7 +34,7 @@ def test_what_is_no_group_is_refused(text: str) -> None:
 
 
 def test_survivors_have_a_second() -> None:
-    """The target is met by 700 ms and missed by 1,300; a fault of which nobody logged the end has no row."""
+    """The target is met by 700 ms and missed by 1,300; a fault whose end no process logged has no row."""
     fast, slow, unknown = (fault_rows("2x3", [_fault(free_s=free_s)]) for free_s in (0.7, 1.3, None))
     assert fast[0].name == "2x3: SIGSTOP of stage 1, shard 2: survivors free after ms"
     assert fast[0].holds and not slow[0].holds

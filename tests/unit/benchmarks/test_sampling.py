@@ -34,9 +34,9 @@ async def test_a_sampler_that_fails_is_a_failure_of_the_measurement() -> None:
     ran_on = False
 
     async def look() -> None:
-        raise RuntimeError("nobody there")
+        raise RuntimeError("no member there")
 
-    with pytest.raises(RuntimeError, match="nobody there"):
+    with pytest.raises(RuntimeError, match="no member there"):
         async with sampled(look, 0.0):
             await asyncio.sleep(0.01)
             ran_on = True

@@ -124,7 +124,7 @@ async def test_what_fails_is_said_in_one_line(
 
 
 async def test_a_mesh_without_a_planner_is_named() -> None:
-    """Nobody listens."""
+    """No planner listens."""
     with pytest.raises(CommandError, match="no migration planner is in the mesh"):
         await reshape_mesh(MemoryBus(MemoryBroker()), MemoryStore(), ORDER, Screen().console, 1.0)
 

@@ -506,7 +506,7 @@ async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.Monke
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"endpoint_url": "no address"}, {"profile": "nobody"}, {"region": None}],
+    [{"endpoint_url": "no address"}, {"profile": "unknown"}, {"region": None}],
     ids=["endpoint", "profile", "region"],
 )
 async def test_wrong_settings_are_refused_at_once(

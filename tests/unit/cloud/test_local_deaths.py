@@ -83,7 +83,7 @@ async def wait_until_gone(processes: list[ProcessIdentity], provider: LocalInsta
 async def test_all_of_an_instance_ends_with_its_supervisor(
     options: LocalOptions, supervisor: subprocess.Popen[bytes]
 ) -> None:
-    """Though nobody lists instances any more."""
+    """Though no keeper lists instances any more."""
     family = await family_of(options)
     supervisor.kill()
     await wait_until_gone(family)

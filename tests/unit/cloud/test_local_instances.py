@@ -461,7 +461,7 @@ async def test_a_reclaimed_instance_has_no_grace(options: LocalOptions) -> None:
 
 
 async def test_variables_can_be_kept_from_instances(options: LocalOptions, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Those of the process that starts them, and of nobody else; changed options hold for what comes."""
+    """Those of the process that starts them, and of no other; changed options hold for what comes."""
     monkeypatch.setenv("HOME", "/somewhere")
     provider = LocalInstances("mesh-a", replace(options, unset=frozenset({"HOME"})))
     [without] = await provider.acquire(order("says"))

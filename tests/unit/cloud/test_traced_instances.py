@@ -157,7 +157,7 @@ async def test_a_node_that_leaves_soon_is_given_to_no_instance(options: LocalOpt
 
 
 async def test_an_instance_is_ended_at_the_moment_without_a_listing(options: LocalOptions) -> None:
-    """By the provider's own clock: nobody has to look."""
+    """By the provider's own clock: no listing has to come."""
     trace = SpotTrace("short", (SpotEvent(0.0, ADD, ("a",)), SpotEvent(30.0, REMOVE, ("a",))))
     provider = TracedInstances(LocalInstances("mesh", options), trace, options.folder, "mesh", 60.0, 0.0)
     await provider.acquire(order("one", 1, "stubborn"))

@@ -117,7 +117,7 @@ class TestRetries:
         """A scheduler may be starting anew."""
         bench = bench_with_members()
         bench.error()
-        assert only(bench.feed(g.SubmitFailed("r", 2, "nobody"), after_s=0.1), g.Fail) == []
+        assert only(bench.feed(g.SubmitFailed("r", 2, "no scheduler"), after_s=0.1), g.Fail) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 3, ())]
 
     def test_time_in_which_an_attempt_is_held_is_no_recovery_time(self) -> None:
@@ -186,7 +186,7 @@ class TestRetries:
         """The others wait within the scheduler's bounds, in however many attempts."""
         bench = GatewayBench(replace(LIMITS, submit_s=5.0))
         (first,) = only(bench.open(workers=None), g.SubmitAttempt)
-        bench.feed(g.SubmitFailed("r", 1, "nobody"), after_s=1.0)
+        bench.feed(g.SubmitFailed("r", 1, "no scheduler"), after_s=1.0)
         (second,) = only(bench.tick(after_s=0.5), g.SubmitAttempt)
         bench.feed(m.RequestAccepted("r", 2))
         (third,) = only(bench.error(stream=2), g.SubmitAttempt)

@@ -70,17 +70,17 @@ def test_a_new_request_waits_for_a_scheduler() -> None:
     """It is submitted again until one accepts it; the client sees no error."""
     bench = bench_with_scheduler()
     bench.open(workers=None)
-    assert only(bench.feed(g.SubmitFailed("r", 1, "nobody listens"), after_s=0.1), g.Fail) == []
+    assert only(bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"), after_s=0.1), g.Fail) == []
     assert submitted(bench.tick(after_s=0.2)) == []
     assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
-    assert only(bench.feed(g.SubmitFailed("r", 2, "nobody listens"), after_s=0.1), g.Fail) == []
+    assert only(bench.feed(g.SubmitFailed("r", 2, "no scheduler listens"), after_s=0.1), g.Fail) == []
     assert submitted(bench.feed(scheduler("s1", 6))) == [(3, 3, ())]
 
 
 def test_a_new_request_waits_for_as_long_as_a_submission_may_take() -> None:
     bench = bench_with_scheduler()
     bench.open(workers=None)
-    (failed,) = only(bench.feed(g.SubmitFailed("r", 1, "nobody listens"), after_s=5.0), g.Fail)
+    (failed,) = only(bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"), after_s=5.0), g.Fail)
     assert failed.code == g.FAIL_NO_SCHEDULER
 
 

@@ -207,8 +207,8 @@ class TestEnds:
         """Without a scheduler the first attempt fails, and the client may retry after a second."""
         bench = GatewayBench()
         bench.open(workers=None)
-        commands = bench.feed(g.SubmitFailed("r", 1, "nobody listens"))
-        assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "nobody listens", 1.0)
+        commands = bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"))
+        assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "no scheduler listens", 1.0)
 
     def test_without_a_store_it_fails_with_a_code_of_its_own(self) -> None:
         """An unavailable store has an error code of its own."""

@@ -1,4 +1,4 @@
-"""The size of a KV cache that nobody says: a share of what is free, divided by workers, capped by what can be used."""
+"""The default size of a KV cache: a share of what is free, divided by workers, capped by what can be used."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def test_one_whose_worker_is_gone_waits_for_one_as_large() -> None:
 
 
 def test_a_new_one_is_rejected() -> None:
-    """Nobody has seen a token of it."""
+    """Its client has not seen a token."""
     bench = SchedulerBench(SMALL)
     assert bench.rejection(submission(prompt=50, new=40)).code is RejectCode.NEVER_FITS
 
@@ -62,7 +62,7 @@ def test_queued_ones_whose_worker_left_wait_as_well() -> None:
 
 
 def test_once_a_worker_is_ready_only_new_ones_are_rejected() -> None:
-    """While none was, nobody knew how large they would be."""
+    """While none was, their size was not known."""
     starting = worker_member("t", blocks=4, state=m.MemberState.STARTING)
     bench = SchedulerBench(starting, limits=SchedulerLimits(max_unready_s=60.0))
     bench.feed(submission("new", prompt=50, new=40))
@@ -103,7 +103,7 @@ class TestOpenBounds:
         assert bench.role.queued == 1
 
     def test_a_prompt_that_fits_no_worker_is_rejected_for_good(self) -> None:
-        """No bound would help; the message does not speak of a `max_tokens` that nobody gave."""
+        """No bound would help; the message does not speak of a `max_tokens` that the client did not set."""
         bench = SchedulerBench(SMALL)
         rejected = bench.rejection(replace(self.OPEN, prompt_tokens=64))
         assert rejected.code is RejectCode.NEVER_FITS

@@ -319,8 +319,8 @@ def test_a_part_whose_weights_do_not_arrive_fails(wide: Path, best_kernels: Kern
     target.learn(source.fused_layers)
     flow = WeightFlow()
     part = Engine.load_part(target, GroupPlace(Shard(), 1), flow=flow)
-    threading.Timer(0.1, flow.end, ["nobody has them"]).start()
-    with pytest.raises(ModelError, match="did not arrive: nobody has them"):
+    threading.Timer(0.1, flow.end, ["no device has them"]).start()
+    with pytest.raises(ModelError, match="did not arrive: no device has them"):
         logits_of(part)
     unwanted = Engine.load_part(target, GroupPlace(Shard(), 1), flow=WeightFlow(lambda: False))
     with pytest.raises(GroupBrokenError):

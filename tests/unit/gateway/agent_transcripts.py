@@ -75,7 +75,7 @@ def codex_request(*items: dict[str, Any], **changes: Any) -> dict[str, Any]:
     } | changes
 
 
-#: Reasoning as another server gives it: nobody can read it here.
+#: Reasoning as another server gives it: it cannot be read here.
 CODEX_REASONING: dict[str, Any] = {
     "type": "reasoning",
     "id": "rs_1",

@@ -112,7 +112,7 @@ async def test_pages_of_other_origins_cannot_use_an_open_api(
 ) -> None:
     """A page that a user of this machine looks at sends without asking, under a name that may lead to loopback."""
     async with connect(make_app(cors_origins=(ORIGIN,))) as client:
-        # Without a media type: a browser asks nobody before it sends that.
+        # Without a media type: a browser sends that without a preflight request.
         answer = await client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers)
         assert (answer.status_code, bool(mesh.specs)) == (status, status == 200)
         if status == 403:

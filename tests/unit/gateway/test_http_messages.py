@@ -320,7 +320,7 @@ def test_every_known_parameter_is_in_one_class() -> None:
 async def test_errors_of_these_paths_have_their_form(
     client: httpx.AsyncClient, method: str, path: str, status: int, kind: str
 ) -> None:
-    """Whoever answers; all other paths have OpenAI's."""
+    """From whichever layer; all other paths have OpenAI's."""
     response = await client.request(method, path, content=b"{}")
     body = response.json()
     assert (response.status_code, body["type"], body["error"]["type"]) == (status, "error", kind)

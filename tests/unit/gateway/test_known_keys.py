@@ -153,7 +153,7 @@ async def test_while_the_store_is_away_known_keys_work(store: CountingKeys, cloc
 
 
 async def test_a_store_that_forgot_its_keys_gets_them_back(store: CountingKeys, clock: FakeClock) -> None:
-    """A restart without persistence locks nobody out; a newer state of the store counts."""
+    """A restart without persistence locks no client out; a newer state of the store counts."""
     await store.put_key(key("acme", 1), None)
     keys = KnownKeys((), clock, store)
     await keys.look()

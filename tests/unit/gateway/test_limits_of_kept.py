@@ -90,7 +90,7 @@ def tokens(encode: Callable[[str], list[int]]) -> list[int]:
 
 
 async def test_a_request_keeps_its_place_without_its_client(start: Any, tokens: list[int]) -> None:
-    """It goes on, and so does what it has reserved; its end counts all of it, whoever reads it then."""
+    """It goes on, and so does what it has reserved; its end counts all of it, whichever client reads it then."""
     gateway = await start(KeepingMesh(tokens, hang_at=1), KeyLimits(tokens_per_minute=10**5, max_streams=1))
     client = gateway.client(STREAM, RESUMABLE)
     request_id = (await client.event()).data["id"]

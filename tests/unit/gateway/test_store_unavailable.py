@@ -109,7 +109,7 @@ async def test_a_scheduler_that_is_away_has_its_own(model_dir: Path) -> None:
 
 
 async def test_a_reply_that_is_no_verdict_is_none(model_dir: Path) -> None:
-    """Whoever replies to a submission says that it is taken or rejected; another member's heartbeat is not heard like that."""
+    """A reply to a submission says that it is taken or rejected; another member's heartbeat is not heard like that."""
     forged = Member(
         "scheduler-1", MemberKind.CLUSTER_SCHEDULER, 2**40, MemberState.READY, "a-host", 1, "a-host:1", term=2**40
     )

@@ -1,4 +1,4 @@
-"""Responses that are stored: found again by their callers, gone on from at any gateway, and nobody else's."""
+"""Responses that are stored: found again by their callers, continued at any gateway, and by no other caller."""
 
 from __future__ import annotations
 

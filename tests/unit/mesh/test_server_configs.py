@@ -45,4 +45,4 @@ def test_a_broker_has_no_user_without_permissions() -> None:
     """Each user has lists of what it may publish and subscribe."""
     config = broker_config(USERS)
     assert config.count('"user"') == config.count('"permissions"') == 2
-    assert "allow_responses" not in config  # whoever sends to itself could have it for any subject
+    assert "allow_responses" not in config  # a user that sends to itself could have it for any subject

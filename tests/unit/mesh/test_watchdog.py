@@ -176,7 +176,7 @@ class TestThread:
         assert {f"thread idle {number}:" for number in range(120)} <= set(logged.err.splitlines())
 
     def test_a_blocked_loop_ends_the_process_without_goodbye(self) -> None:
-        """There is nobody to say it."""
+        """No loop is left to send it."""
         assert self.ended("loop")[:2] == ([EXIT_STUCK], [])
 
     def test_a_live_loop_without_work_is_left_alone(self) -> None:

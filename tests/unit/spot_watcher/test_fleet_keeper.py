@@ -191,7 +191,7 @@ async def test_instances_are_bought_run_leave_and_are_given_back(tmp_path: Path,
 async def test_an_order_after_the_first_report_is_heard(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever has read a report may order: the keeper listens before it says anything."""
+    """A planner that has read a report may order: the keeper listens before it says anything."""
     subscribe = MemoryBus.subscribe
 
     async def slowly(self: MemoryBus, subject: str, *given: Any, **named: Any) -> Any:

@@ -142,7 +142,7 @@ async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(threa
 async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: SummingEngine) -> None:
     """The error of a call without a waiter is logged; the thread continues."""
     with capture_logs() as logs:
-        thread.append_token("nobody@1", 3)
+        thread.append_token("unknown@1", 3)
         await thread.add_sequence(RECORD)
     assert [(each["event"], each["call"]) for each in logs] == [("engine_call_failed", "append_token")]
     assert engine.num_sequences == 1

@@ -1,4 +1,4 @@
-"""Whether something else used a machine's cores while a mesh was measured on it: other processes, a hypervisor, or a quota."""
+"""Detects other use of a machine's cores while a mesh was measured on it: other processes, a hypervisor, or a quota."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ class CoreUse:
 
     Attributes:
         at_s: on the monotonic clock.
-        busy_s: of all processes.
+        busy_s: CPU time of all processes.
         stolen_s: taken by a hypervisor for other machines.
         throttled_s: in which this control group's quota was used up.
-        own_s: of this command's processes, by process id and start; with their ended children.
+        own_s: CPU time of this command's processes, by process id and start; with their ended children.
     """
 
     at_s: float

@@ -54,7 +54,7 @@ async def run_closed_loop(
     """Run all streams to their end; returns the answers in order of completion.
 
     Args:
-        continues: whether a stream sends its request of this number, from 0.
+        continues: tells whether a stream sends its request of this number, from 0.
         send: sends a request, of this stream's index and this number.
         answered: called after each answer.
     """
@@ -90,7 +90,7 @@ class RoundMeasurements:
         tpot_s: mean time per further token, by request (TBT in Splitwise).
         itl_s: gaps between chunks, all requests together.
         elapsed_s: the round's length.
-        output_tokens: of all requests, from their usage.
+        output_tokens: output tokens of all requests, from their usage.
     """
 
     ttft_s: list[float]

@@ -1,7 +1,7 @@
 """The folder of a mesh's credentials: `ca/`, `servers/nats/`, `servers/redis/`, and `members/NAME/` for each of their users.
 
 A member's folder has its certificate and `mesh.env`, its URLs with its passwords; workers' have the mesh's secret too. A
-server's folder has its certificate and a configuration with all users, written anew whenever one is added.
+server's folder has its certificate and a configuration with all users, rewritten whenever one is added.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A streamed request that goes on where it broke off, at the same gateway or a further one."""
+"""A streamed request that continues where its connection broke, at the same gateway or another one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class ResumableStream:
     `ca_file`: see `client_options`.
 
     Attributes:
-        request_id: of the latest request.
+        request_id: id of the latest request.
     """
 
     def __init__(self, urls: Sequence[str], ca_file: Path | None = None) -> None:

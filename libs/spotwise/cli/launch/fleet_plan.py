@@ -1,4 +1,4 @@
-"""What the services of a mesh that buys its instances get beside every mesh's settings."""
+"""Settings of the services of a mesh that buys its instances, in addition to every mesh's settings."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class FleetOptions(BaseModel):
 
     Attributes:
         file: the fleet file; `folder`: of the state of local instances.
-        profile: of the first type: what a simulated device takes, unless the user says otherwise.
+        profile: costs of the first type: what a simulated device takes, unless the user says otherwise.
         most_devices: devices of this machine at once; they share its memory and cores.
         trace: a spot trace that takes and gives the local spot instances; `compress`: its seconds in one of the mesh's;
             `grace_s`: seconds from a notice to the loss; None: as the trace or the fleet file says.
@@ -101,11 +101,11 @@ class MeshOptions(BaseModel):
         model_name: the model's name in the API.
         shared_weights: folder in which the workers of this machine share one copy of packed weights; None: a copy for each.
         cost_profiles: folder of measured iteration costs; None: each worker measures them when it needs them.
-        allow_anonymous: whether clients of other machines need no key where there is none; else as the environment says.
-        api_keys_file: of keys, as `spotwise keys hash` prints them.
+        allow_anonymous: clients of other machines need no key where there is none; else as the environment says.
+        api_keys_file: file with keys, as `spotwise keys hash` prints them.
         tls_cert, tls_key: certificate chain and private key of the gateway; None: it speaks plain HTTP.
         nats_url, redis_url: running servers to use; None starts embedded ones.
-        keep_store: whether an embedded store begins with what it held, where it is started anew within the mesh's life.
+        keep_store: an embedded store that is restarted within the mesh's life keeps its entries.
         mesh_secret_file: what all its processes share; None: without one, as in plans that start nothing.
         kv_cache_bytes: KV memory of each worker; None: measured once the model is loaded.
         threads: compute threads of each worker; None shares the cores.
@@ -115,10 +115,10 @@ class MeshOptions(BaseModel):
         profile: costs by which `mlfq` charges service and simulated workers take time; None: a built-in profile.
         speed: how many times as fast as the profile a simulated worker is.
         simulated_kv: how simulated workers hand over: `timed` by the clock alone, `real` with bytes over UCX.
-        reshapable: whether workers are devices, which a re-shape may give other positions.
+        reshapable: workers are devices, which a re-shape may give other positions.
         schedulers, planners: processes of each, of which one acts and the others stand by.
-        further_ports: of the gateways beside the one at `port`.
-        adapters: of the model, as the setting `SPOTWISE_ADAPTERS`; empty for none.
+        further_ports: ports of the gateways beside the one at `port`.
+        adapters: adapters of the model, as the setting `SPOTWISE_ADAPTERS`; empty for none.
         model_aliases: further names of model and adapters, as the setting `SPOTWISE_MODEL_ALIASES`; empty for none.
         spare_devices: further devices, which wait for a re-shape.
         fleet: where devices come from, if not from the options above.

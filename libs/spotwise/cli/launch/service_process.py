@@ -28,8 +28,7 @@ class ServiceProcess:
         service_id: unique in the mesh; its log's name.
         env: variables to set on top of the supervisor's own, of which it gets no others' secrets.
         member_ids: the members it registers as, where they differ from its own id.
-        is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
-            of them.
+        is_essential: the mesh serves no request without it; for workers, and processes of one `service`, without any of them.
         service: what it is one process of.
     """
 

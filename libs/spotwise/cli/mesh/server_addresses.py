@@ -1,4 +1,4 @@
-"""Where the servers are that an option names."""
+"""Parses the addresses of servers that an option names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the members of a mesh say of themselves, and how full the store is, as a table."""
+"""The table of `spotwise status`: the members' reports of themselves, and the store's use of its memory."""
 
 from __future__ import annotations
 

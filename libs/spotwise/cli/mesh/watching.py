@@ -1,4 +1,4 @@
-"""Shows something anew each second, until Ctrl-C."""
+"""Refreshes a command's output each second, until Ctrl-C."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def scenario(
         joining: number of joining instances; `None`: as many as are needed.
         grace_s: seconds until those under notice are reclaimed.
         requests, tokens: decoding on each old pipeline, and each one's tokens with KV.
-        decoded: of these, decoded by the first request of a pipeline; each further one has decoded one less.
+        decoded: tokens of these decoded by the first request of a pipeline; each further one has decoded one less.
 
     Raises:
         OptionError: a number is wrong, or too few devices stay and join.

@@ -1,4 +1,4 @@
-"""What `spotwise simulate provision` found, as rows of a table."""
+"""Results of `spotwise simulate provision` as rows of a table."""
 
 from __future__ import annotations
 

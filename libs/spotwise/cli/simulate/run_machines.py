@@ -29,7 +29,7 @@ def cluster_scenario(path: Path | None, others: dict[str, object]) -> ClusterSce
     """Return what a cluster file says; `None` without one.
 
     Args:
-        others: by option, what the file says instead: `None`, or another value that says nothing, where it was not given.
+        others: values of other options that the file replaces: `None`, or another default, where the option was not given.
 
     Raises:
         OptionError: the file is wrong, or one of the others was given.

@@ -1,4 +1,4 @@
-"""What a reader of a simulated run should know of it beside its figures."""
+"""Remarks on a simulated run that its reader should know beside its figures."""
 
 from __future__ import annotations
 

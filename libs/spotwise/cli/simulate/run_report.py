@@ -1,4 +1,4 @@
-"""What `spotwise simulate run` reports of the runs of each rate, one for each seed, and means over seeds."""
+"""Report of `spotwise simulate run`: the runs of each rate, one for each seed, and means over seeds."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ class FleetInputs:
         pricing: `None` without prices.
         rate: requests a second that were given or assumed; `None` for the load's own.
         least_instances: the fewest of the trace's instances that can serve the model; `None` where all of them cannot.
-        market: of instances that are bought; `None`: all of the trace's are there.
+        market: prices and types of instances that are bought; `None`: all of the trace's are there.
     """
 
     trace: SpotTrace

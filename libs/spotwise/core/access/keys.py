@@ -5,8 +5,9 @@ Law:
   it cannot be searched for, and neither salt nor a slow hash adds anything.
 - A key has one secret, or two between a rotation and the end of the old one. At the end of its time no secret of it admits.
 - A scope admits to what it names and to nothing else; `generate` contains `read`.
-- An API that has had a key never opens again by itself; one with a file of keys, though it is empty, counts as such. One that
-  never had any is open to its own machine only, unless it is configured to be open.
+
+An API that has had a key never opens again by itself; one with a file of keys, though it is empty, counts as such. One that
+never had any is open to its own machine only, unless it is configured to be open.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ class KeyRecord:
     """One API key, without its secrets.
 
     Attributes:
-        name: of the key and its tenant.
+        name: name of the key and of its tenant.
         secrets: the newest first.
         scopes: what it admits to, in the order of `KeyScope`.
         created_unix_s, expires_unix_s: its life; without an end where None.
-        limits: of its requests and tokens.
+        limits: bounds on its requests and tokens.
     """
 
     name: str

@@ -4,14 +4,18 @@ Law:
 - Requests and tokens a minute are token buckets that hold a minute's worth and fill evenly; tokens a day are counted by the
   calendar day (UTC); requests in flight are leases that end by themselves.
 - A request is admitted by all limits at once or takes nothing.
-- It reserves its prompt and its `max_tokens` and settles with what it used. One that reserves more than a bucket holds waits
-  for a full one, takes all of it and owes the rest, so that none is impossible; one of several sequences can be divided, and is
-  refused.
-- What goes on after a break (an answer that another connection or gateway takes over) counts as a request and reserves its
-  rest. It was admitted once: a full limit lets it go on, and makes the key's next requests wait.
-- What a gateway that died has reserved stays counted: a bucket forgets it in time, a day at its end, a lease within seconds.
-- A gateway's call counts once, however often and in whatever order its calls are executed: asks and settlements are numbered,
-  and what a gateway got no answer to is undone by its number, whether it was executed, will be, or is lost.
+- It reserves its prompt and its `max_tokens` and settles with the tokens it used.
+
+A request that reserves more than a bucket holds waits for a full bucket, takes all of it and owes the rest, so that none is
+impossible. A request of several sequences can be divided, and is refused.
+
+A resumed answer (another connection or gateway takes it over) counts as a request and reserves the rest of its tokens. It was
+admitted once: a full limit lets it continue, and makes the key's next requests wait.
+
+The reservations of a gateway that died stay counted: a bucket forgets them in time, a day at its end, a lease within seconds.
+
+A gateway's call counts once, however often and in whatever order its calls are executed: asks and settlements are numbered. A
+call without an answer is undone by its number, whether it was executed, will be, or is lost.
 """
 
 from __future__ import annotations
@@ -67,8 +71,8 @@ class Ask:
 
     Attributes:
         number: counts up with each ask of a gateway; with the gateway's name it names the request's lease.
-        tokens: that it reserves.
-        is_due: it was admitted before, and goes on: it is counted and never refused.
+        tokens: tokens that the request reserves.
+        is_due: it was admitted before and continues: it is counted and never refused.
         has_place: it takes the place of a request in flight, whose lease still counts.
     """
 
@@ -108,7 +112,7 @@ class KeyReport:
         last: the highest number that the gateway has given by then; a call with a lower one than an earlier call's is late.
         floor: the lowest ask that the gateway waits for; calls with lower ones are late, and count nothing.
         settlements: all that are not known to be applied, in order.
-        running: asks whose leases go on.
+        running: asks whose leases are renewed.
     """
 
     source: str
@@ -167,7 +171,7 @@ class KeyUsage:
         requests, tokens: taken out of the buckets and not yet filled up.
         day, day_tokens: the last day on which it took some, and how many.
         leases: ends of the requests in flight, by the names of their leases.
-        sources: by gateway.
+        sources: the last calls of each gateway, by its name.
     """
 
     at_s: float = 0.0
@@ -260,7 +264,7 @@ def tokens_to_reserve(prompt_tokens: int, outputs: Sequence[tuple[int, bool]]) -
     """Return what a request reserves.
 
     Args:
-        prompt_tokens: of all its prompts.
+        prompt_tokens: tokens of all prompts of the request.
         outputs: for each of its choices the most output tokens, and whether the client left that open.
     """
     return prompt_tokens + sum(

@@ -1,9 +1,9 @@
-"""How much the store keeps for a while, and what goes first.
+"""Memory budget of the store for entries that it keeps for a while, and the order of their eviction.
 
 Law: all that is kept shares one budget, whatever the number of gateways; each kind has a share of it, and one scope (a key's,
 or that of an open API) half of that. Sizes are bytes as they are written, with what the store needs to find them.
-What ends first goes first, of the same scope before others'; what is in use stays. What has no room all the same is not kept,
-and its request goes on without.
+Entries that expire first are dropped first, those of the same scope before others; entries in use stay. An entry without room
+all the same is not kept, and its request continues without it.
 Registrations, leases, plans and keys are small, need no room of this budget, and are written also where the store is full.
 """
 
@@ -84,7 +84,7 @@ class RoomUse:
     """How full a kind's room is.
 
     Attributes:
-        used_bytes: of what is kept; what has just expired may still count.
+        used_bytes: bytes of the entries that are kept; those that have just expired may still count.
         most_bytes: its room.
         full_unix_s: when the server had no more memory for it last; 0 for never.
     """
@@ -107,9 +107,9 @@ class Shelf:
     """The entries of one kind. `mesh/redis/room.py` does the same in the store.
 
     Args:
-        room: of the kind.
+        room: the kind's part of the budget.
         drop: forgets what an id stands for.
-        stays: whether an entry is in use.
+        stays: tells whether an entry is in use.
     """
 
     def __init__(

@@ -6,6 +6,7 @@ With `cuts_prompts`, `max_num_batched_tokens` or a prefill budget they are cut i
 At most one prompt of a batch is cut, the last; a prompt is never passed over for a later one.
 The first prompt offered always gets a token, so decodes cannot starve it.
 With `decodes_pause` decodes take part beside prompts up to `max_prompt_tokens` tokens in all; the last offered pause.
+
 Source: chunked prefill, Sarathi-Serve (Agrawal et al., OSDI 2024), section 4.
 """
 

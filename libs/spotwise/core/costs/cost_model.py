@@ -1,4 +1,4 @@
-"""How many seconds an iteration takes, and a transfer.
+"""Estimates the seconds of an iteration and of a transfer.
 
 Law: an iteration's time depends on its shape only: prompt tokens and what they attend to, decodes and their context.
 No cost falls when tokens, context or decodes are added; an empty iteration takes no time.
@@ -132,8 +132,8 @@ class TableIterationCost:
 
     Attributes:
         prompt_context_s, decode_context_s: seconds of each token that a prompt token, or a decode, attends to.
-        mixed_factor: of an iteration with both: so many times the prompt seconds of all tokens (the published simulator: 1.1).
-            `None`: the prompt seconds of all tokens. Neither is less than the decodes alone.
+        mixed_factor: factor of an iteration with both: it takes the prompt seconds of all its tokens times this (the
+            published simulator: 1.1). `None`: the prompt seconds of all tokens. Neither is less than the decodes alone.
     """
 
     prompt: PiecewiseLinear

@@ -25,9 +25,9 @@ class CostProfile:
     """One worker's costs; `kv_bytes_per_token` of all layers, `kv_tokens` the capacity of its KV cache.
 
     Attributes:
-        link: of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
+        link: cost of hand-offs; `None` where none was measured (mixed workers, or a worker alone).
         message_s: seconds from one member's decision to the next one's, over bus and store.
-        host_link: of KV between device and host memory, either way; `None` where unmeasured.
+        host_link: cost of KV between device and host memory, either way; `None` where unmeasured.
         measured: how far the measurements of iterations reach; `None` where the profile does not say.
     """
 

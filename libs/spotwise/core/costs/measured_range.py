@@ -1,4 +1,4 @@
-"""How far the measurements of a cost profile reach.
+"""The range of iterations that a cost profile was measured in.
 
 Law: an iteration is within the range if it has no more prompt tokens, no more decodes, and no more context of either than the
 largest that was measured. Beyond it a cost is extrapolated, and may be wrong by any factor.
@@ -18,9 +18,9 @@ class MeasuredRange:
     """The largest iterations that a profile was fitted to; 0 of what was not measured at all.
 
     Attributes:
-        prompt_tokens: of one iteration.
+        prompt_tokens: prompt tokens of one iteration.
         prompt_context: tokens that a prompt token attends to, mean of an iteration.
-        decodes: of one iteration.
+        decodes: decodes of one iteration.
         decode_context: tokens that a decode attends to, mean of an iteration.
     """
 
@@ -54,7 +54,7 @@ class Extrapolation:
     """Which part of some iterations' time is extrapolated.
 
     Attributes:
-        share: of the time in iterations beyond the range, 0 to 1.
+        share: share of the time that is in iterations beyond the range, 0 to 1.
         shares: the same of those that exceed an attribute, by its name; none of attributes that none exceeds.
     """
 

@@ -1,4 +1,4 @@
-"""What the budget has room for beside a choice: its on-demand floor, and its spares.
+"""Reserves budget for the on-demand floor and the spares beside a choice.
 
 Law: where the budget has no room for the on-demand floor, another choice is taken whose floor is cheaper; where there is none,
 the floor is as much of it as the budget has room for. Spares are as many as it has room for then.
@@ -28,7 +28,7 @@ class BudgetRoom:
 
     Attributes:
         state: the fleet as it is.
-        floor: of the policy's on-demand floor as much as the budget had room for last.
+        floor: the policy's on-demand floor, as far as the budget had room for it last.
     """
 
     def __init__(self, types: Sequence[FleetType], policy: FleetPolicy, search: FleetSearch) -> None:

@@ -1,13 +1,15 @@
 """Decides which instances a mesh has: how many of which type and market for its load, what is bought and what is given back.
 
 Law: the configuration is the cheapest that is fast enough for the load with headroom, within the budget (`parallel.optimizer`);
-it is kept until another one is needed or has been better for long enough (`kept_choice`). What it lacks is bought, and what is
-too many is given back once running instances have all that it takes (`fleet_delta`, `surplus`).
-Of the on-demand floor and the spares there is as much as the budget has room for (`budget_room`).
-Without a fleet that can be listed nothing is bought or given back. Without a choice, and while the load is not known, only
-what is late is given back (`late_starts`): it serves nothing, whatever the mesh needs. While the load is not known, what the
-mesh had and has lost is bought again. Of a type whose instances do not start, one is tried where the demand is not met.
+it is kept until another one is needed or has been better for long enough (`kept_choice`). Missing instances are bought, and
+surplus ones are given back once running instances have all that it takes (`fleet_delta`, `surplus`).
+The on-demand floor and the spares are bought as far as the budget has room for them (`budget_room`).
 Deterministic; every order is repeated until a report shows that it was carried out (`orders`).
+
+Without a fleet that can be listed nothing is bought or given back. Without a choice, and while the load is not known, only
+late instances are given back (`late_starts`): they serve nothing, whatever the mesh needs. While the load is not known, the
+instances that the mesh has lost are bought again. Of a type whose instances do not start, one is tried where the demand is not
+met.
 """
 
 from __future__ import annotations
@@ -61,7 +63,7 @@ class Decided:
         throughput: requests a second that it serves at most.
         targets: wanted instances of each type that it takes.
         purchases, releases: all of those that are to be carried out, old ones repeated.
-        reasons: of each instance that is listed and not gone.
+        reasons: why each instance is there that is listed and not gone.
         why: one sentence.
         price_per_h: dollars an hour of all that stays or comes.
     """

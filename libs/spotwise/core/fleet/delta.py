@@ -1,4 +1,4 @@
-"""What is bought and what is too many, once targets are known, and which instances are given back first.
+"""Computes purchases and surplus from the targets of each type, and the instances to give back first.
 
 Law: Delta is what a type's target takes less what is held. While the present instances do not meet the demand, what lacks as
 spot is bought on demand at the same time, and the surplus is given back once both have come (SpotServe, section 4.1).
@@ -67,7 +67,7 @@ def wanted_purchases(
     """Return what a type lacks.
 
     Args:
-        meets_demand: whether the running instances of all types do.
+        meets_demand: tells whether the running instances of all types meet the demand.
         shift_gain: share by which another market's instance is cheaper that replaces one; `None`: not yet.
     """
     name = target.type_name
@@ -161,7 +161,7 @@ class Surplus:
     Attributes:
         due: instances of each type.
         waiting_s: seconds until the surplus of each other type is due.
-        makes_room: whether the budget needs it, `needed_per_h` dollars an hour of it.
+        makes_room: the budget needs it, `needed_per_h` dollars an hour of it.
     """
 
     due: dict[str, int]

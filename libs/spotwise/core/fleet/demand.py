@@ -2,10 +2,11 @@
 
 Law: a report counts once; a repeated one, and one that a later one of its gateway has overtaken, is ignored. A lost one costs
 its requests only, and a gateway that is silent leaves the window with its requests.
-Arrivals count at their own times, whoever reports them, so that the variation of the gaps is that of all gateways together.
+Arrivals of all gateways count at their own times, so that the variation of the gaps is that of all gateways together.
 A gateway whose clock is ahead by more than `MOST_AHEAD_S` counts as if its last arrival of a report were now.
-Where no gateway has reported for `KNOWN_S`, the window begins anew: what came meanwhile is not known, and is not nothing.
-Late requests, those that wait for their first token, count as if they came again: a queue is worked off within a window.
+Late requests, those that wait for their first token, count as new arrivals: a queue is worked off within a window.
+
+Where no gateway has reported for `KNOWN_S`, a new window begins: the load in between is not known, and is not zero.
 Tokens of a request are the mean over the window that ends with the last report that had any.
 """
 

@@ -4,12 +4,13 @@ Law: the expectation is the mean of the spans that have ended, of which older on
 where that is more: what has lasted is expected to last as long again, and a burst of short spans is forgotten in time.
 
 Law: a choice that cannot be had any more, or that does not meet the demand while another one has more throughput, is replaced
-at once. One that serves is replaced once a better choice has been there for `hold_s` without a break; one that still waits
-for instances, by a better one at once.
-Better is what is cheaper by `gain`, or at no higher price faster by `gain`; where the kept one is slower than the policy
-allows, what is faster by `gain` at any price. What is faster pays for its change while it is the best (`_pays`): that time is
-learned from how long the best shape has stayed the same (`learned_spans`), so that the more often load and fleet alternate, the
-greater is the gain that a change takes.
+at once. A choice that serves is replaced once a better one has been there for `hold_s` without a break; a choice that still
+waits for instances, by a better one at once.
+A choice is better if it is cheaper by `gain`, or at no higher price faster by `gain`; where the kept one is slower than the
+policy allows, a choice faster by `gain` is better at any price.
+
+A faster choice pays for its change while it is the best (`_pays`): that time is learned from how long the best shape has stayed
+the same (`learned_spans`), so that the more often load and fleet alternate, the greater is the gain that a change takes.
 """
 
 from __future__ import annotations

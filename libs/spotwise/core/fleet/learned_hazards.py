@@ -1,4 +1,4 @@
-"""How soon the provider may take an instance, by the lives that the fleet has learned.
+"""Hazard of an instance, the rate at which its provider takes it, from the lives that the fleet has observed.
 
 Law: a spot instance has the hazard of its type in its zone; where no such instance ended yet, that of its type without a zone.
 Without an end in either, and on demand, none is known.

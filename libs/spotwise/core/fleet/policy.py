@@ -1,4 +1,4 @@
-"""What a fleet is for: its budget, its latency, its safety, and how quickly it changes."""
+"""The configuration of a fleet: its budget, its latency, its safety, and how quickly it changes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class FleetPolicy:
         hold_s: for so long a better choice must be better before it replaces one that serves, and so long a surplus lasts
             before it is given back; shorter than the window, its noise would pass for a change.
         gain: share by which price or latency is better.
-        late_factor: an instance that starts for longer than so many times its type's `start_s` is late.
+        late_factor: an instance that starts for longer than this many times its type's `start_s` is late.
         release_notice_s: from a release's first mention to its deadline.
-        phases: whether prompts may be computed on pipelines of their own.
+        phases: allows prompts on pipelines of their own.
     """
 
     window_s: float = 30.0

@@ -31,7 +31,7 @@ class MarketState:
 
     Attributes:
         running, starting, late: those that stay; `coming`: bought, not listed yet.
-        zones: that sell it, the cheapest first.
+        zones: zones that sell it, the cheapest first.
         prices: dollars an hour of each that is held, the cheapest first, and then of each that can be bought.
     """
 

@@ -19,7 +19,7 @@ from spotwise.core.parallel.choice import ConfigChoice
 
 @dataclass(frozen=True, slots=True)
 class TypeTarget:
-    """A type's wanted instances: `serving` of the choice and `spares`, together so many `spot` and `on_demand`; of the latter
+    """A type's wanted instances: `serving` of the choice and `spares`, together `spot` and `on_demand` instances; of the latter
     `floor` may not be spot.
     """
 

@@ -27,7 +27,7 @@ class MeasuredType:
     """Instances to measure a model on.
 
     Attributes:
-        devices: of an instance.
+        devices: devices of an instance.
         device_bytes: for weights and KV on a device; `None`: as the profiled worker had.
         local_bytes_per_s, network_bytes_per_s: within an instance, of a device; of an instance, each way.
     """
@@ -78,7 +78,7 @@ def measured_model(
     """Return a model on types of instances, for requests of so many tokens.
 
     Args:
-        shape: of the profiled model.
+        shape: dimensions of the profiled model.
         max_batch: B; `None`: the largest power of two up to 32 whose usual requests fit each profiled KV cache.
 
     Raises:
@@ -141,9 +141,9 @@ class FleetType:
     """A type of instance.
 
     Attributes:
-        devices, memory_bytes: of an instance; of each for weights and KV, `None` as the profiled worker had.
+        devices, memory_bytes: devices of an instance; bytes of each for weights and KV, `None` as the profiled worker had.
         start_s: from its launch until it is ready, as a rule.
-        profile: of a worker on one of its devices.
+        profile: costs of a worker on one of its devices.
         local_bytes_per_s, network_bytes_per_s: within an instance; between two, `None` for the profile's link.
     """
 

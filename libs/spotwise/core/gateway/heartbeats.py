@@ -1,4 +1,4 @@
-"""What a gateway learns from heartbeats: which scheduler acts, and which token batches were lost.
+"""Tracks the acting scheduler and lost token batches from heartbeats.
 
 Law: of the terms heard of, the highest acts; a scheduler without one stands by, and its loss concerns no request.
 Requests that wait for an earlier one, or for any, are submitted again when a later term shows itself: it does not know them.

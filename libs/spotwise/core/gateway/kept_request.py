@@ -1,4 +1,4 @@
-"""What is kept of an API request, and of a response that is found again by its id.
+"""The kept state of an API request, and of a response that is found again by its id.
 
 Law: one gateway owns a kept request at a time; an owner is one turn of one process, and a later one takes the request from it.
 Only the owner writes tokens, records of attempts and the ending; the loser finds out at its next write.
@@ -46,12 +46,12 @@ class KeptRequest:
         scope: whose it is: a hash of the caller's key; empty where the API is open.
         endpoint: `chat`, `completions` or `responses`.
         body: as the client sent it, JSON.
-        body_hash: of endpoint and parsed body, whatever the order of its fields.
+        body_hash: hash of endpoint and parsed body, whatever the order of its fields.
         created_unix_s: time of the answer's objects.
-        seeds: of the choices, in order.
-        prompt_hash: of the prompts' token ids, which the body must give again.
-        is_resumable: it goes on for a while without its client, and its answer is kept.
-        key_name: of the caller's key.
+        seeds: seeds of the choices, in order.
+        prompt_hash: hash of the prompts' token ids, which the body must give again.
+        is_resumable: it continues for a while without its client, and its answer is kept.
+        key_name: name of the caller's key.
         claim: hash of scope and `Idempotency-Key`; empty without one.
         deadline_unix_s: when the client gives up; `None` without a deadline.
     """
@@ -81,7 +81,7 @@ def owner_of(process: str, turn: int = 0) -> str:
 
 
 def turn_of(owner: str) -> int:
-    """Return the number of an owner's turn; 0 where nobody took the request from another."""
+    """Return the number of an owner's turn; 0 where no process took the request from another."""
     return int(owner.partition(" ")[0])
 
 
@@ -113,7 +113,7 @@ class KeptState:
     """All that is kept of a request.
 
     Attributes:
-        attempts: by choice id; without those that were never begun.
+        attempts: the newest attempt by choice id; choices whose attempts never began are left out.
         chunks: its tokens as its owners saved them; of each choice in order and without a gap.
         saved_tokens: how many these are.
     """

@@ -5,7 +5,7 @@ rejected later, for it is load that could not be served. A further attempt is no
 A sequence that ends in order counts with its output tokens at its end: by a stop token, its length or a stop string. One that
 its client leaves, or that fails, does not.
 What a report has, no other has: the loss of one costs no more than that. Only late requests, those without a token for
-`LATE_S`, are in each report anew: they are a queue that arrivals of the last seconds say nothing of.
+`LATE_S`, are in every report: they are a queue that arrivals of the last seconds say nothing of.
 """
 
 from __future__ import annotations

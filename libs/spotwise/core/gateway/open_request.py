@@ -2,7 +2,7 @@
 
 Law: an attempt's tokens count from its workers only. The scheduler names them; where that message was lost, the first tokens
 do: the attempt's first token is the prompt worker's, all later ones are the token worker's.
-An attempt that moves has the workers of its latest move; tokens of a worker that nobody has named yet wait for that message.
+An attempt that moves has the workers of its latest move; tokens of a worker that no message has named yet wait for it.
 Tokens are missing where a later one has overtaken them, or where a worker has lost batches and sent this attempt none since.
 """
 
@@ -29,12 +29,12 @@ class OpenRequest:
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
         senders: workers whose tokens count; `assigned`: the scheduler has named them.
         first_index: index of the attempt's first token.
-        model_digest: of the weights that `token_ids` (committed: delivered to the client) were computed with.
+        model_digest: digest of the weights that `token_ids` (committed: delivered to the client) were computed with.
         early: tokens that arrived before the next one.
-        prompt_logprobs: of the prompt's first tokens, which came ahead of the attempt's first one.
+        prompt_logprobs: logprobs of the prompt's first tokens, which came ahead of the attempt's first one.
         hop: number of the attempt's latest move; 0 before one.
         unclaimed: tokens, with their senders, of workers that are none of its senders: it may have moved there.
-        source_tokens: by index, the tokens that the attempt had when it moved: the source's message may be lost.
+        source_tokens: tokens, by index, that the attempt had when it moved: the source's message may be lost.
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
@@ -246,8 +246,8 @@ class OpenRequest:
         return facts
 
     def is_unheld(self, now: float, unheld_s: float | None) -> bool:
-        """Tell whether nobody has shown for longer than `unheld_s` that it holds the attempt. One that is still to be submitted
-        is held here; its submission ends by itself, in an answer or a failure.
+        """Tell whether no member has shown for longer than `unheld_s` that it holds the attempt. An attempt that is still
+        to be submitted is held here; its submission ends by itself, in an answer or a failure.
         """
         if unheld_s is None or self.accepted_s is None:
             return False

@@ -22,7 +22,7 @@ class OpenRequests:
 
     Args:
         gateway_id: names the gateway in the ledger.
-        limits: of recovery.
+        limits: bounds of recovery.
     """
 
     def __init__(self, gateway_id: str, limits: RecoveryLimits) -> None:

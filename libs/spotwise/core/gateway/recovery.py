@@ -1,4 +1,4 @@
-"""How long a gateway tries to finish a request: limits, the outcomes of attempts, and when the request is given up.
+"""Limits of a request's recovery: the outcomes of attempts, and when the request is given up.
 
 Law: an attempt makes progress once it has brought `PROGRESS_TOKENS` tokens (each attempt repeats the prompt phase's first one).
 Without progress in between, `MAX_FRUITLESS` attempts that workers gave back for a failure end the request.
@@ -6,6 +6,7 @@ Likewise `MAX_FELLED` attempts that ended a worker or were given back because th
 left in order, returns as the same incarnation, or did not answer the scheduler was not felled.
 From `SUSPECT_FELLED` on a request is a suspect; a gateway tries one suspect at a time.
 What workers name as the reason of a failure is avoided later; attempts of a request that makes progress are not bounded.
+
 Source: `docs/adr/0024-requests-that-fell-workers.md`.
 """
 

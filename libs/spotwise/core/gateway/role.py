@@ -4,11 +4,13 @@ Law: the gateway owns a request. It numbers attempts (epochs) and delivers each 
 When a worker is lost or gives an attempt back, the next attempt starts from the committed tokens; the client sees a pause.
 The client sees an error only if recovery fails for `recovery_s`, attempts are fruitless (`recovery.py`), or the first
 attempt is rejected. Messages of earlier attempts change nothing.
+A request ends at its client's deadline, in whatever attempt it is then; no attempt begins after it.
+
 A request that another gateway takes over is over here; its attempts continue there, from the tokens that were saved.
 A request whose client does not take its tokens is parked: its attempt ends, and it holds neither KV nor a place in a batch;
 when the client has read, the next attempt starts from the committed tokens.
-A scheduler that takes over knows no queue: what has no workers is submitted to it anew (`heartbeats.py`).
-A request ends at its client's deadline, in whatever attempt it is then; no attempt begins after it.
+A scheduler that takes over knows no queue: requests without workers are submitted to it again (`heartbeats.py`).
+
 Source: stateful inference recovery at token granularity, SpotServe, section 4; the stateless sampler (`sampling.py`) makes the
 committed tokens sufficient.
 """

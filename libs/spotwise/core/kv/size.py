@@ -1,4 +1,4 @@
-"""How large a KV cache is where nobody says: a share of what is free once the model is loaded, and no more than can be used.
+"""Default size of a KV cache: a share of the memory that is free once the model is loaded, and no more than can be used.
 
 On a GPU nearly all that is free is the cache's, but for a workspace (attention's, recorded decodes, float32 logits). On a CPU a
 share is, since swapped KV, the page cache and other services live there, too. Workers that share the memory divide it, also
@@ -17,11 +17,11 @@ def auto_kv_bytes(free_bytes: int, share: float, workers: int, workspace_bytes: 
     """Return the bytes of a KV cache.
 
     Args:
-        free_bytes: of the memory, with the model loaded.
-        share: of these that caches take.
-        workers: that divide it.
-        workspace_bytes: that are left free beside the share, by each.
-        most_bytes: that can be used.
+        free_bytes: free bytes of the memory, with the model loaded.
+        share: share of these that caches take.
+        workers: workers that divide it.
+        workspace_bytes: bytes that each worker leaves free beside the share.
+        most_bytes: the most bytes that can be used.
     """
     own = int(free_bytes * share) // workers - workspace_bytes
     return max(0, min(own, most_bytes))

@@ -1,4 +1,4 @@
-"""Which KV of a prompt is written, and which of it is sent next (layer-wise hand-off).
+"""Tracks the written KV of a prompt and chooses the chunk to send next (layer-wise hand-off).
 
 Law: a hand-off is a grid of cells, a layer and a block each; each cell is sent once, after it was written.
 A chunk has the same blocks of consecutive layers, at most `chunk_bytes` unless it is a single cell.

@@ -1,4 +1,4 @@
-"""Which KV is swapped out before it must be, and which is swapped in before its turn.
+"""Policies that choose the KV to swap out before it must be, and the KV to swap in before its turn.
 
 Law: with *recompute* or *defer* nothing is swapped; preempted sequences are recomputed, or newcomers wait.
 With *reactive* KV is swapped out when its blocks are needed, and in when its job is to run.

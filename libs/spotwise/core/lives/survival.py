@@ -1,4 +1,4 @@
-"""How long spot instances live, a hazard by age, and the choice of a place for a request by load and life.
+"""Lives of spot instances: a hazard by age, and the choice of a place for a request by load and life.
 
 Law: a life that has not ended is only known to be longer (right censoring); one first seen at an age tells nothing of lives
 that ended before that age (left truncation). The hazard is constant between bounds and drawn to the mean where few lives ended.

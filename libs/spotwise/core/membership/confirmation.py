@@ -2,7 +2,7 @@
 
 Law: every `every_s` a worker or scheduler names to each gateway the attempts that it has held for it for `SETTLED_S`.
 The gateway answers which of them are over, and the holder drops those; a lost message is made up for by the next.
-Silence ends no attempt; gateways that are gone are handled by `cluster/gateways.py`.
+Silence ends no attempt; gateways that are gone are handled by `scheduler/gone.py`.
 A gateway restarts an attempt that no holder has named for long (`gateway/role.py`). What a scheduler has assigned is held by
 workers: its own question says nothing of that, so that an attempt is not lost with a worker that its gateway never heard of.
 """

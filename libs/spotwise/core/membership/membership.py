@@ -1,4 +1,4 @@
-"""Which members are in the mesh, by their heartbeats.
+"""The members of the mesh, by their heartbeats.
 
 Law: a member is present from its first heartbeat until it leaves, its machine's watcher reports its end, or it falls silent.
 Only the newest incarnation of an id counts; late messages of earlier ones change nothing.

@@ -6,6 +6,7 @@ A store that does not answer ends the term where the service needs the store to 
 store, so no other can take it meanwhile. A process that receives nothing from the broker does not ask: its lease ends.
 A standby leaves the lease to its holder for one lease's time after the store was away, which may have forgotten it.
 A receiver obeys no order of an earlier term than the latest it was sent (`TermFence`): two that act at once do no harm.
+
 Source: leases, Gray and Cheriton, SOSP 1989; fencing numbers as in Chubby, Burrows, OSDI 2006, section 2.4 (sequencers).
 """
 
@@ -21,7 +22,7 @@ class TermLease:
     """One process's hold on its service's lease, which ends `lease_s` seconds after it was last extended.
 
     Attributes:
-        term: that it holds; `None` while it stands by.
+        term: number of the term that it holds; `None` while it stands by.
         until_s: Unix time at which it ends unless it is extended.
     """
 

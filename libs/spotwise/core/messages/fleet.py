@@ -38,10 +38,10 @@ class LoadReported:
     """A gateway's requests since its last report.
 
     Attributes:
-        number: of the report, from 1 for each incarnation.
+        number: number of the report, from 1 for each incarnation.
         arrivals_s: Unix time of each request's arrival.
-        prompt_tokens: of the requests that arrived, in all.
-        finished: requests that ended in order, with so many `output_tokens` in all.
+        prompt_tokens: prompt tokens of the requests that arrived, in all.
+        finished: requests that ended in order, with `output_tokens` in all.
         late: requests that have no token yet and came more than `load_meter.LATE_S` ago.
     """
 
@@ -61,7 +61,7 @@ class FleetInstance:
 
     Attributes:
         launched_s: Unix time from which on it is paid.
-        token: of its purchase.
+        token: token of its purchase.
         zone: its failure domain; empty: none.
         price_per_h: dollars an hour, now.
         leaves_at_s: Unix time at which the provider reclaims it, or it is given back, at the latest; `None`: it stays.
@@ -104,7 +104,7 @@ class InstanceOffer:
 
 @value
 class LearnedLives:
-    """How long spot instances of a type live, from the fleet's own history of so many `ends` among `lives`."""
+    """How long spot instances of a type live, from the fleet's own history: `ends` among `lives`."""
 
     type_name: str
     zone: str
@@ -217,8 +217,8 @@ class FleetView:
         rate, cv, input_tokens, output_tokens: the load for which the configuration is chosen.
         config: the one that is chosen, `D,P,M`; empty: none can be.
         serving: the one that serves.
-        throughput, request_s: of the chosen one, requests a second and seconds of a request; `None`: more requests come than it
-            serves.
+        throughput, request_s: requests a second of the chosen one, and seconds of a request; `None`: more requests come
+            than it serves.
         price_per_h: dollars an hour of all instances, now; `budget_per_h`: of its limit, `None` for none.
         why: what the choice follows from, for people.
     """

@@ -33,12 +33,12 @@ class FormGroup:
     """Be the device of one position of a group; drops the sequences of the group before.
 
     Attributes:
-        epoch: of the group, higher than that of any before.
+        epoch: number of the group, higher than that of any before.
         stages, shards: P and M; `stage` and `shard` are the device's, from 0.
         exchange: path of the shared memory of all members; with `addresses`, the secret that their connections prove to know.
-        num_blocks: of the KV cache, and `host_blocks` of the host's memory for swapped KV, the same for all members.
-        dtype: of the model, as a worker's setting.
-        model_digest: of the leader's weights; `None`: unknown.
+        num_blocks: blocks of the KV cache, and `host_blocks` of the host's memory for swapped KV, the same for all members.
+        dtype: the model's number format, as a worker's setting.
+        model_digest: digest of the leader's weights; `None`: unknown.
         addresses: where each member takes connections, `host:port`, by position; empty where they share memory.
         serves_early: the group need not wait for weights of later stages that other processes send: steps wait for them.
         weights: where the plan has its devices get theirs from.
@@ -184,7 +184,7 @@ class GroupJoined:
     Attributes:
         loaded: the weights that it got for that.
         computes_with: number format, device and kernels, for people.
-        share: of the group's KV.
+        share: this device's part of the group's KV.
     """
 
     epoch: int

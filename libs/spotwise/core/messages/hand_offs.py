@@ -60,10 +60,10 @@ class OpenPush(m.OfAttempt):
     """Open a push; `CommitPush` or `AbortPush` follows.
 
     Attributes:
-        num_tokens: of a prompt that is about to be computed, pushed layer by layer; `None` for a sequence that decodes on, of
-            which the blocks that are full now are pushed, answered by `PushCaughtUp`.
+        num_tokens: tokens of a prompt that is about to be computed, pushed layer by layer; `None` for a sequence that
+            decodes on, of which the blocks that are full now are pushed, answered by `PushCaughtUp`.
         written_tokens: those with KV in the source blocks already.
-        number: of the attempt's pushes that are answered so, each another; 0 for a prompt's.
+        number: number, distinct for each of the attempt's pushes that are answered so; 0 for a prompt's.
     """
 
     target: KvTarget

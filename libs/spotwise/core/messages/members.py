@@ -123,7 +123,7 @@ class DevicePlace:
     """What a process computes of a group's model: one position of P x M, its layers, and its KV heads.
 
     Attributes:
-        epoch: of the group.
+        epoch: number of the group.
         stages, shards: P and M; `stage` and `shard` are the position, from 0.
         layers, kv_heads: the first, and the one behind the last.
         exchange: what activations go through, for people.
@@ -148,14 +148,16 @@ class Member:
         grpc_address: `host:port` of health and engine control; `transfer_address`: where a worker takes KV, or a device
             gives weights.
         pool: a worker's home pool, which `ChangeHomePool` may change.
-        model_digest: of a worker's loaded weights, or of those that a scheduler's mesh serves. `None`: without or unknown.
-        quarantined: by a scheduler: pairs of workers that get no hand-offs for now.
-        leaves_at_s: of a draining worker or device: Unix time at which it leaves at the latest.
-        leader_id: of a device: the worker for whose groups it is.
-        place: of a device in a group, and of its leader; `None` while there is none.
-        term: that a scheduler or planner holds; `None` for one that stands by, and all other members.
+        model_digest: digest of a worker's loaded weights, or of the weights that a scheduler's mesh serves. `None`:
+            without or unknown.
+        quarantined: pairs of workers to which a scheduler gives no hand-offs for now.
+        leaves_at_s: Unix time at which a draining worker or device leaves at the latest.
+        leader_id: the worker for whose groups a device is.
+        place: position of a device in a group, and of its leader; `None` while there is none.
+        term: number of the term that a scheduler or planner holds; `None` for one that stands by, and all other members.
         trouble: why a worker that is a group computes nothing, for people; empty while nothing is wrong.
-        open_requests: of a gateway, not ended; of a scheduler, accepted and not closed, some of them queued.
+        open_requests: a gateway's requests that have not ended; a scheduler's that are accepted and not closed, some of
+            them queued.
     """
 
     id: str

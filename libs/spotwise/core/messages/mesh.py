@@ -169,7 +169,7 @@ class TokenDelta(NamedTuple):
         cached_tokens: with a sequence's first token here: prompt tokens found in the prefix cache.
         suspects: with a retryable error that another choice of workers may avoid.
         prompt_logprobs: with the first token, as in `SampledToken`; the last of them where others came ahead of it.
-        embedding: of the prompt, with the first token, where it was requested; as in `SampledToken`.
+        embedding: embedding of the prompt, with the first token, where it was requested; as in `SampledToken`.
     """
 
     attempt_id: int

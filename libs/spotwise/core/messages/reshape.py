@@ -39,7 +39,7 @@ class DeviceGroup:
 
 @value
 class PlannedWeights:
-    """Weights that `device_id` lacks and `source_id` has: of so many `layers` from `first_layer` on. The embedding counts as
+    """Weights that `device_id` lacks and `source_id` has: of `layers` layers from `first_layer` on. The embedding counts as
     layer -1, the head as one more than there are.
     """
 
@@ -54,13 +54,13 @@ class PredictedReshape:
     """What a re-shape changes, and what it is expected to cost.
 
     Attributes:
-        groups: all that serve afterwards, those that go on as they are first.
+        groups: all that serve afterwards, unchanged ones first.
         new_ids: workers of the groups that are formed; `retiring_ids`: workers that leave.
         kept_bytes: weights that are on their device already; `moved_bytes`: those that a device has to get, and `storage_bytes`
             of them those that no other device has.
-        kv_bytes: of the requests that move.
+        kv_bytes: bytes of KV of the requests that move.
         forming_s: until the new groups have their weights; the old ones serve meanwhile.
-        pause_s: of each request that moves.
+        pause_s: pause of each request that moves.
     """
 
     groups: tuple[DeviceGroup, ...]
@@ -124,10 +124,10 @@ class LeadGroup:
     Attributes:
         worker_id: new in the mesh, or that of the same group before its leader was lost.
         stages, shards: P and M.
-        change: of the fleet, which the order is part of; `term`: the planner's.
-        planner_id: hears what the devices got; empty: nobody does.
-        weights: that its devices have to get, in the order of the plan. What it does not say, or cannot be had like this any
-            more, each device decides by itself.
+        change: number of the fleet's change, which the order is part of; `term`: the planner's.
+        planner_id: hears what the devices got; empty: no planner does.
+        weights: weights that its devices have to get, in the order of the plan. For weights that it leaves out, or that
+            can no longer be had like this, each device chooses a source itself.
         serves_early: nothing else serves: the group need not wait for the weights of its later stages.
     """
 

@@ -40,7 +40,8 @@ class ReserveKv(OfAttempt):
         source_id: the worker that the sequence moves away from, which is answered instead of the scheduler and numbers its own
             orders; empty for a new request.
         hop: number of the move, from 1; 0 for a new request.
-        term: of the scheduler that orders it, 0 for another worker; a worker obeys none of an earlier term than the latest.
+        term: term of the scheduler that orders it, 0 for another worker; a worker obeys none of an earlier term than
+            the latest.
         priority, tenant: as in its record, which the worker does not have yet.
     """
 
@@ -168,7 +169,7 @@ class RequestMoved(OfAttempt):
     Attributes:
         source_id, hop: the worker that it came from, and the number of the move, from 1.
         first_index: index in the sequence's output of the attempt's first token.
-        token_ids: those that the attempt had when it came, so that nobody waits for a lost message of the source.
+        token_ids: those that the attempt had when it came, so that the gateway need not wait for a lost message of the source.
 
     Raises:
         ValueError: the move has no number.
@@ -211,8 +212,8 @@ class Drain:
 
     Attributes:
         deadline_s: Unix time.
-        devices_stay: of a group: its devices, the leader's too, stay in the mesh and may compute for other groups.
-        term: of the planner that orders it; 0 for a watcher or an operator.
+        devices_stay: the devices of a group, the leader's too, stay in the mesh and may compute for other groups.
+        term: term of the planner that orders it; 0 for a watcher or an operator.
     """
 
     worker_id: str

@@ -1,1 +1,2 @@
-"""Which device goes where and what moves first when a configuration changes (SpotServe, sections 4.2 and 4.3)."""
+"""Plans a change of configuration: the device of each position, and the order of transfers (SpotServe, sections 4.2 and
+4.3)."""

@@ -1,1 +1,1 @@
-"""Which parallel configuration serves a load on the available instances (SpotServe, section 4.1)."""
+"""Chooses the parallel configuration that serves a load on the available instances (SpotServe, section 4.1)."""

@@ -31,11 +31,11 @@ class ConfigChoice:
     """The optimizer's choice.
 
     Attributes:
-        shares: of each type that contributes, in the order of supplies.
+        shares: contribution of each type that has one, in the order of supplies.
         execution_s, request_s: l_exe, mean over requests; l_req, infinite where throughput is below the arrival rate.
         throughput: phi, requests a second.
         price_per_h: dollars an hour.
-        meets_demand: whether phi >= alpha.
+        meets_demand: tells that phi >= alpha.
     """
 
     config: ParallelConfig

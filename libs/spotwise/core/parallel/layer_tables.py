@@ -39,7 +39,7 @@ class LayerTables:
         prompt_hop_s, step_hop_s: from a stage to the next, for prompts and for one token.
         max_tensor: the largest M to choose; the artifact measured some that it never chooses.
         prompt_micro_batches, step_micro_batches: M1 and M2, where there are as many sequences; `None` for one per sequence.
-        whole_prompts: whether prompts cost the time that their pipeline is busy.
+        whole_prompts: charges prompts for the time that their pipeline is busy.
     """
 
     layers: int

@@ -1,4 +1,4 @@
-"""Whether a configuration fits the devices' memory.
+"""Decides if a configuration fits the devices' memory.
 
 Law: a device holds its shard of its stage's layers, of the embedding or the head, the KV of its layers for B sequences, an
 iteration's activations, and a migration buffer of U_max bytes (SpotServe, sections 4.1 and 4.3).
@@ -25,7 +25,7 @@ class MemoryLimit(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class LeastDevices:
-    """A pipeline needs at least so many devices (P x M), as in the published code."""
+    """A pipeline needs at least `devices` devices (P x M), as in the published code."""
 
     devices: int
 
@@ -39,12 +39,12 @@ class RealMemory:
     """Decides by bytes.
 
     Attributes:
-        context_tokens: of the longest sequence, prompt and output.
+        context_tokens: tokens of the longest sequence, prompt and output.
         buffer_bytes: U_max, kept on each device for migration.
         prompt_tokens: most tokens that one iteration computes.
         whole_activations: a token's on every shard, in hidden sizes: residual stream, its normed copy, a collected sum.
         sharded_activations: those divided among shards: queries, keys, values, and the MLP's.
-        usable_share: of a device's memory, above 0 and up to 1; the rest is the runtime's.
+        usable_share: usable share of a device's memory, above 0 and up to 1; the rest is the runtime's.
     """
 
     model: ModelShape

@@ -1,4 +1,4 @@
-"""How many pipelines of which type serve together, and the mean wait of a request before its batch begins.
+"""Numbers of pipelines of each type that serve together, and the mean wait of a request before its batch begins.
 
 Law: the paper adds a scheduling latency to l_exe without a formula (SpotServe, section 4.1). Here it is the wait before m equal
 pipelines, each of which takes what waits, up to B requests, when it is free; a batch takes l seconds with variation s.
@@ -108,7 +108,7 @@ def split(
 
     Args:
         most: pipelines that each phase's type can have; of one type, as many in all.
-        seconds, prices: of a batch's prompts, and of its decoding; of a pipeline of each.
+        seconds, prices: seconds of a batch's prompts, and of its decoding; price of a pipeline of each.
         batch_rate: full batches that arrive in a second.
         waits_s: seconds that a request waits with 1, 2, ... pipelines of a kind.
     """

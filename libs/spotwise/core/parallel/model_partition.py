@@ -1,4 +1,4 @@
-"""Which layers, heads and columns of a model the devices of a group compute; one table for the engine and for planning.
+"""Assigns a model's layers, heads and columns to the devices of a group; one table for the engine and for planning.
 
 Law: P stages have consecutive layers, at least one each, cut so that the costliest stage costs least; the head costs as many
 layers as `head_layers` says, and is the last stage's. Of each matrix a shard has whole panels of output columns, and of the
@@ -24,7 +24,7 @@ class LayerMatrix:
 
     Attributes:
         columns, inputs: its output columns, and numbers in each.
-        gathers: whether its inputs are gathered before it, and its outputs after it.
+        gathers: gathers its inputs before it, and its outputs after it.
     """
 
     columns: int
@@ -38,13 +38,13 @@ class ModelDimensions:
 
     Attributes:
         layers: decoder layers.
-        query_heads, kv_heads: of each layer.
+        query_heads, kv_heads: heads of each layer.
         key_dim, value_dim: columns of one head's key (and query), and of its value.
         hidden_size: columns of the residual stream.
         inner_size: columns between the MLP's two matrices.
         vocab_size: columns of the logits.
         head_layers: layers whose weights are as large as the head's: decodes read all weights once.
-        matrices: of a decoder layer; none where it has to stay whole.
+        matrices: matrices of a decoder layer; none where it has to stay whole.
         stays_whole: why no layer can be cut into shards; `None`: they can.
     """
 
@@ -111,8 +111,8 @@ class ModelShare:
 
     Attributes:
         stage, stages, shard, shards: the position, and P and M.
-        layers: of the stage.
-        kv_heads, query_heads: of the shard, in each of these layers.
+        layers: layers of the stage.
+        kv_heads, query_heads: heads of the shard, in each of these layers.
     """
 
     dimensions: ModelDimensions

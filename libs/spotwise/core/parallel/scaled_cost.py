@@ -1,12 +1,14 @@
 """Execution cost of a configuration, scaled from one worker's measured iterations.
 
 Law: a worker's seconds (whole model on one device, `IterationCost`) are divided over stages in proportion to the weights that
-each multiplies with; the embedding's lookup takes none.
-Over M shards they are divided evenly, but for `unsharded_s`. What shards exchange comes on top: as the engine does it, each
-layer gathers what `model.partition` says and the head its logits (M - 1 turns of 1 / M each), and a hop carries whole
-activations; as in the papers, each layer adds two ring all-reduces (2 (M - 1) turns of 1 / M each), and a hop carries a share.
+each multiplies with; the embedding's lookup takes none. Over M shards they are divided evenly, but for `unsharded_s`.
 Prompts pass the stages as one batch or one by one, whichever ends earlier; a hop separates two stages. Steps go as one batch.
 With phases split, KV is sent layer by layer during the computation (Splitwise, section 4.2): only the last layer is awaited.
+
+The exchange between shards comes on top. As in the engine: each layer gathers the matrices that `model.partition` names and the
+head its logits (M - 1 turns of 1 / M each), and a hop carries whole activations. As in the papers: each layer adds two ring
+all-reduces (2 (M - 1) turns of 1 / M each), and a hop carries a share.
+
 Sources: Megatron-LM (Shoeybi et al., 2019), section 3; Patarasuk and Yuan (2009). Link contention is not modelled; a measured
 profile (`LayerTables`) is better where there is one.
 """
@@ -108,7 +110,7 @@ class ScaledCost:
 
 @dataclass(frozen=True, slots=True)
 class GroupCost:
-    """One worker's measurements on a group of a shape, at so many times the speed; an `IterationCost`."""
+    """One worker's measurements on a group of a shape, at `speed` times the speed; an `IterationCost`."""
 
     scaled: ScaledCost
     config: ParallelConfig

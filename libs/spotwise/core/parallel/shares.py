@@ -44,7 +44,7 @@ class PartBytes:
         whole: bytes of the part.
         matrices: output columns of each of its matrices, and bytes of a column. What else it has (norms, which every shard of
             the engine has) counts as cut like bytes.
-        is_whole: whether every shard has all of it.
+        is_whole: every shard has all of it.
     """
 
     whole: int

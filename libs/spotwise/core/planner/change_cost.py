@@ -72,7 +72,7 @@ class ChangeCost:
     to come.
 
     Args:
-        latency_s: of a move, whatever its tokens.
+        latency_s: seconds of a move, whatever its tokens.
         token_s: more for each token with KV, until moves were measured.
     """
 

@@ -1,4 +1,4 @@
-"""The deployment that follows from another one: as it is, where a re-shape begins, and where it is abandoned; and its orders.
+"""Pure transitions of the planned deployment: adopt, begin, abandon, complete; and its orders.
 
 Law: a group that a re-shape leaves out retires, also one whose worker is missing, which may come back. An abandoned re-shape
 leaves the groups of before it, but for those that an earlier one had drained. What an abandoned one began retires in the next
@@ -38,7 +38,7 @@ def begun(
 
     Args:
         before: the last one.
-        config: of the new one, for people.
+        config: configuration of the new one, for people.
         choice: its groups.
         replacing: the planner's reason to begin it; `None`: an operator's order.
         seen: groups as their devices reported them, also those that were silent when the choice was made.

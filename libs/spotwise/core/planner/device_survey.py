@@ -1,4 +1,4 @@
-"""What all devices hold, as they report it.
+"""Surveys the weights and KV that all devices hold, from their reports.
 
 Law: each device is asked at once, and again after `DEVICE_SILENT_S`. One that answers none of
 `SURVEYS` questions counts as gone.

@@ -1,4 +1,4 @@
-"""Which devices have to leave, and in which groups they are, as the planner learns from heartbeats and watchers.
+"""Tracks devices that have to leave and the groups they are in, from heartbeats and watchers' notices.
 
 Law: a notice is of one incarnation and keeps its earliest deadline, also when the device has gone; the next incarnation has
 none. A draining device leaves, whatever is withdrawn. Before the first re-shape groups are known by what their devices report;

@@ -1,11 +1,12 @@
-"""What happens to the requests of one worker that leaves.
+"""Evacuates the requests of one worker that leaves.
 
-Law: the worker is surveyed every `survey_s` until it holds nothing, and each survey is arranged anew (`interruption.arrange`):
-a lost message, a refusal or a longer output costs one interval. What is on its way already is left alone.
+Law: the worker is surveyed every `survey_s` until it holds nothing, and each survey is arranged again
+(`interruption.arrange`): a lost message, a refusal or a longer output costs one interval. Requests on their way are left alone.
 A request finishes where that is possible by the deadline, else it decodes here until its copy has to start. A target is chosen
 then. Without one, or without time for its copy, it is given back at the last moment at which it can be; where computing again
 is sooner, at once. Prompts that are still computed, and KV that cannot be read now, are waited for until then.
 Where the worker leaves for a re-shape (`at_once`), no request waits that could move.
+
 Source: just-in-time arrangement, SpotServe, section 4.1; by request instead of by batch.
 """
 

@@ -1,12 +1,14 @@
-"""The market in the planner: what the load and the prices ask for is bought, given back, and put to use.
+"""Orders purchases and releases from the load and the prices, and re-shapes the mesh to the instances that are there.
 
 Law: while no watcher reports a fleet, nothing is ordered. A planner that finds a mesh that serves measures the load for a
-window before it decides: what it has not seen is not nothing. Meanwhile it buys again what groups lose.
-What is bought and given back follows from the last report and the load of the last seconds (`fleet/decision.py`); the order
-says all that is still to be done, and is repeated.
-The mesh is re-shaped to what can be had with the instances whose devices are ready, as if an operator had ordered it, and only
-while nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
+window before it decides: load that it has not seen is not zero. Meanwhile it replaces the instances that groups lose.
+Purchases and releases follow from the last report and the load of the last seconds (`fleet/decision.py`); the order contains
+every purchase and release that is still to be done, and is repeated.
 A re-shape that is only faster is ordered where it pays for what re-shapes have been measured to take (`fleet/kept_choice.py`).
+
+The mesh is re-shaped to the configuration that the ready devices allow, as if an operator had ordered it, and only while
+nothing else changes: interruptions come first (`replacement.py`). An order that came to nothing is given again later.
+
 Source: SpotServe, section 4.1; the market, prices and hysteresis are ours.
 """
 

@@ -1,7 +1,7 @@
-"""Which groups another configuration has: on which devices, beside which that stay, in place of which.
+"""Chooses the groups of another configuration: their devices, the groups that stay, and the groups that they replace.
 
 Law: devices keep as many bytes of weights as they can (`map_devices`, SpotServe, section 4.2). A group whose devices, positions
-and pool stay goes on as the worker that it is; every other one is new, and has an id that no worker had before.
+and pool stay keeps its worker; every other one is new, and has an id that no worker had before.
 Pipelines are numbered by workers: the prompt pool first, then the others, by id. Groups of unequal shapes are no
 `ParallelConfig`: from those nothing is known to be kept.
 """
@@ -51,10 +51,10 @@ def choose_groups(
     """Return the groups of a configuration, or why it cannot be.
 
     Args:
-        reports: of all devices, in order of id.
-        workers: of the mesh.
+        reports: reports of all devices, in order of id.
+        workers: workers of the mesh.
         change: number of the re-shape.
-        cost: of changes so far.
+        cost: cost of changes so far.
         now: Unix time.
         leaving: devices that get no position, each with the Unix time by which it leaves.
         to_be: the groups that are to serve now: a choice without one of them is another configuration.

@@ -1,4 +1,4 @@
-"""What a change of groups moves: the plan of its migration (`plan_migration`), from the groups before to those after.
+"""Plans the migration of a change of groups (`plan_migration`), from the groups before to those after.
 
 Law: a device has what its position before needs, and gets what its new one needs besides: from the devices that the plan names,
 in the plan's order (`PlannedWeights`, which the orders to lead carry). Groups of unequal shapes are no `ParallelConfig`: for
@@ -37,7 +37,7 @@ class GroupMigration:
 def migration_of(device_map: DeviceMap, model: ModelShape, cost: ChangeCost, now: float) -> GroupMigration:
     """Return what a change of groups that begins at Unix time `now` moves of a model's weights."""
     before = replace(device_map.before, running={})  # requests are moved one by one, as the evacuation arranges
-    policy = PlanPolicy(shares_reads=False)  # each device reads what no other has: nobody waits for a relay
+    policy = PlanPolicy(shares_reads=False)  # each device reads what no other has and waits for no relay
     plan = plan_migration(replace(device_map, before=before, running={}), model, cost.links, policy, now_s=now)
     origins = _origins(plan)
     return GroupMigration(
@@ -63,9 +63,9 @@ def _origins(plan: MigrationPlan) -> list[Device | None]:
 
 
 def planned_weights(plan: MigrationPlan, layers: int) -> tuple[m.PlannedWeights, ...]:
-    """Return who gives what, by device, in the plan's order; consecutive layers of one source together. Of what the plan
-    relays, the source is the device that has it from the start: nobody waits for a relay. What comes from storage, relayed or
-    not, nobody gives.
+    """Return the source of each device's weights, in the plan's order; consecutive layers of one source together. The source
+    of relayed weights is the device that has them from the start, so that no device waits for a relay. Weights from storage,
+    relayed or not, have no source here.
     """
     by_device: dict[str, list[m.PlannedWeights]] = {}
     for each, origin in zip(plan.transfers, _origins(plan), strict=True):

@@ -52,18 +52,18 @@ class PlannedDeployment:
         retiring: groups that are not to be any more.
         began_s, ended_s: Unix time of the re-shape's beginning and end; `None` before its end.
         form_until_s: Unix time at which new groups that do not serve yet abandon it.
-        migration_s: that their weights travel by the plan of the migration.
+        migration_s: seconds that their weights travel by the plan of the migration.
         served_s: Unix time at which all new groups served.
         moved, given_back: requests of retiring workers, so far.
-        pause_s, longest_pause_s: of the requests that moved, the mean and the longest.
+        pause_s, longest_pause_s: mean and longest pause of the requests that moved.
         reason: why it was abandoned.
         cause: why the planner began it; empty: an operator ordered it.
         stopgap_ids: workers that serve only until groups with too few devices are whole again.
         missed_ids: workers that drain or drained since a device has to leave: their groups are to be all the same.
         left_ids: workers of `retiring` that were to leave before: they do so at once, and do not come back where this change is
             abandoned.
-        weights: that devices of new groups get from others, in the order of the plan of the migration.
-        fetched_bytes, unplanned_bytes, read_bytes: of weights, as the new groups told (`GroupFormed`).
+        weights: weights that devices of new groups get from others, in the order of the plan of the migration.
+        fetched_bytes, unplanned_bytes, read_bytes: bytes of weights, as the new groups reported (`GroupFormed`).
     """
 
     change: int

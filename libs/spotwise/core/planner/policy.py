@@ -1,4 +1,4 @@
-"""How a migration planner works: its intervals, and the costs that it assumes until they are measured."""
+"""Configuration of a migration planner: its intervals, and the costs that it assumes until they are measured."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class PlannerPolicy:
         survey_s: interval at which a leaving worker reports what it holds.
         margin_s: kept free before a deadline, at most a quarter of the notice.
         member_timeout_s: silence after which a member counts as lost.
-        move_latency_s: of a move, whatever its tokens; `kv_token_s` is added for each, until moves were measured.
-        prompt_token_s: of a prompt token, until a worker has measured it.
+        move_latency_s: seconds of a move, whatever its tokens; `kv_token_s` is added for each, until moves were measured.
+        prompt_token_s: seconds of a prompt token, until a worker has measured it.
         reserve_s: a notice with less time left after the end of the change under way than this ends that change.
         form_s: a re-shape whose new groups do not serve after this is abandoned.
         replace_after_s: a device that is absent for so long is replaced in its groups; longer than a restart takes.

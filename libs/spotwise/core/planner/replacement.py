@@ -1,12 +1,14 @@
 """Changes that the planner makes by itself, where devices have to leave, are gone, or have joined.
 
 Law: a group is *short* where one of its devices is under notice, absent for `replace_after_s` (at once where its instance is
-known to be gone), or in a later group too. A short
-group is formed anew in its shape, each staying device at its position, the others taken from those without a position, then
-from other short groups, the last first. A group for which there are too few stays in the deployment, unled, until devices join.
+known to be gone), or in a later group too. A device under notice gets no position.
+A short group is formed again in its shape, each staying device at its position, the others taken from those without a position,
+then from other short groups, the last first.
+A group without enough devices stays in the deployment without a leader until devices join.
+
 Where no group is left, a *stopgap* serves: one group of the shape that the market wants, else of as many devices as can be, so
-that each gets the least of the model;
-it retires when groups of the deployment are whole again. A device under notice gets no position.
+that each gets the least of the model; it retires when groups of the deployment are whole again.
+
 Source: SpotServe, sections 3.1 and 3.2: interruptions and acquisitions change the configuration.
 """
 
@@ -69,7 +71,7 @@ def refill(
     """Return what becomes of the groups of a deployment.
 
     Args:
-        groups: of the deployment, later ones last.
+        groups: groups of the deployment, later ones last.
         stopgap_ids: workers of them that are stopgaps.
         usable: the devices that may have positions.
         is_lost: tells whether a device has to leave, or is gone.

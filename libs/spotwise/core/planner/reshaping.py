@@ -1,11 +1,12 @@
-"""Changes which groups of devices serve: forms new groups beside the old ones, lets those retire, and keeps what is to be.
+"""Changes which groups of devices serve: forms new groups beside the old ones, retires those, and stores the deployment.
 
 Law: an ordered configuration becomes a deployment, which is in the store before any order of it is sent (`deployment_orders`).
 New groups are led until all of them serve; only then old groups drain. A re-shape whose groups are not whole in time, or that
-is interrupted before, is abandoned: what was to be new retires, and the old groups are to be again.
+is interrupted before, is abandoned: its new groups retire, and the old groups are the deployment again.
 All else follows from the deployment and the members, so that a successor continues where a planner ended.
 A group that an operator or a cloud lets drain is dropped from the deployment (`drained_groups`), unless one of its devices has
-to leave: then it is formed anew where there are devices (`replacement.py`).
+to leave: then it is formed again where there are devices (`replacement.py`).
+
 Source: reparallelization, SpotServe, section 3.2; new groups beside the old ones are ours (ADR 31).
 """
 

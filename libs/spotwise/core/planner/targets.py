@@ -1,4 +1,4 @@
-"""Where a running request can move to.
+"""Chooses the workers that a running request can move to.
 
 Law: a target is ready, stays, has the served weights and free blocks for all that the request may ever have here.
 Workers of the token pool come first, then mixed ones, then those of the prompt pool; of each the shortest token queue.

@@ -15,7 +15,7 @@ class AdapterRef:
 
     Attributes:
         name: as the client gave it for a model.
-        digest: of its weights and scaling: a worker whose adapter of that name differs refuses the sequence.
+        digest: digest of its weights and scaling: a worker whose adapter of that name differs refuses the sequence.
     """
 
     name: str

@@ -39,8 +39,8 @@ class RequestRecord:
         output_token_ids: committed before this attempt; their KV is computed again. `stop.max_new_tokens` counts them too.
         priority: the client's, the lower the earlier.
         tenant: for fairness among tenants; empty by default.
-        model_digest: of the weights that `output_token_ids` were computed with, which other workers must have. `None` without
-            output tokens, or from workers without weights.
+        model_digest: digest of the weights that `output_token_ids` were computed with, which other workers must have.
+            `None` without output tokens, or from workers without weights.
         prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefixes.py`).
         deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
         adapter: with which all its tokens are computed; `None`: with the model alone.
@@ -95,7 +95,7 @@ class KvShare:
 
     Attributes:
         member_id: its own, also in a group's leader.
-        incarnation: of that process.
+        incarnation: incarnation of that process.
         address: its transfer listener, `host:port`.
     """
 
@@ -111,9 +111,9 @@ class KvSource:
 
     Attributes:
         block_ids: in position order.
-        num_tokens: of a prompt that is computed while it is pushed, or before; `None` for a sequence that decodes on.
+        num_tokens: tokens of a prompt that is computed while it is pushed, or before; `None` for a sequence that decodes on.
         written_tokens: those with KV already.
-        number: of the push, as `OpenPush` has it.
+        number: number of the push, as `OpenPush` has it.
     """
 
     choice_id: str
@@ -130,7 +130,7 @@ class KvTarget:
 
     Attributes:
         worker_id: the prompt's worker itself where both phases are in place; no blocks then.
-        incarnation: of that worker; a restarted one refuses its predecessor's hand-offs.
+        incarnation: incarnation of that worker; a restarted one refuses its predecessor's hand-offs.
         address: its transfer listener, `host:port`.
         shares: the processes that keep its KV; none where it keeps all itself.
     """

@@ -58,9 +58,9 @@ class SamplingParams:
         logit_bias: (token id, bias) pairs added to the logits.
         allowed_token_ids: tokens that may be drawn; none allows all.
         bad_words: sequences of tokens that the output shall not contain; where they would leave no token, they do not count.
-        grammar: of the output, as llguidance writes it down; empty allows any.
+        grammar: grammar of the output, as llguidance writes it down; empty allows any.
         logprobs, prompt_logprobs: likeliest alternatives to report per token; `None` reports nothing, 0 the token alone.
-        pooling: of the prompt's embedding, which comes with the first token; `None` reports none.
+        pooling: pooling of the prompt's embedding, which comes with the first token; `None` reports none.
     """
 
     temperature: float = 1.0
@@ -113,7 +113,7 @@ class TokenLogprobs:
 class SampledToken(NamedTuple):
     """An iteration's token for one sequence; a tuple, since one is made for every token. `prompt_logprobs` comes with the first
     token, where requested: one entry a prompt token, `None` for the first; so does the prompt's `embedding`, float32, not
-    normalised. With a `failure` the token is none and the sequence cannot go on, here or elsewhere; it might elsewhere where
+    normalised. With a `failure` the token is none and the sequence cannot continue, here or elsewhere; it might elsewhere where
     this engine `may_be_ill`.
     """
 

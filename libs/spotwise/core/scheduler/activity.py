@@ -1,4 +1,4 @@
-"""Whether a scheduler acts: of several one does, in a term (`core/membership/term.py`).
+"""Decides if a scheduler acts: of several one does, in a term (`core/membership/term.py`).
 
 Law: a standby hears of members and the fleet, so that its view is current when it takes over, and sends nothing.
 Where the lease's end passes before the store has answered (the process stood still), events wait for the answer: in the same

@@ -1,9 +1,9 @@
-"""Which requests a scheduler refuses: at their submission, and of those that wait for a worker.
+"""Refuses requests: at their submission, and while they wait for a worker.
 
 Law: a request is refused at its deadline, and where no ready worker could ever hold it, unless an earlier attempt was accepted.
 A new one is refused where too many wait already, and once it has waited too long for free capacity.
 While no worker is ready, in the midst of a change of the fleet, requests are held for `max_unready_s`, then refused.
-One with an open bound that no worker holds, though its prompt fits, is refused for its gateway to size it anew.
+One with an open bound that no worker holds, though its prompt fits, is refused for its gateway to size it again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How long answers take, from their assignment on, and the cheapest worker by load and life for as long.
+"""Estimates the seconds of answers from their assignment on, and finds the cheapest worker by load and life for as long.
 
 `lifetimes.cheapest`, without the exact cost of workers that cannot be it.
 
@@ -89,7 +89,7 @@ SHARES = (1 / 8, 3 / 8, 5 / 8, 7 / 8)
 
 
 class _Ended:
-    """The last times of a class; what stands for them is chosen anew every `ENOUGH` answers."""
+    """The last times of a class; what stands for them is chosen again every `ENOUGH` answers."""
 
     __slots__ = ("_ended", "_times_s", "likely")
 

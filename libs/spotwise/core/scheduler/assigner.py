@@ -2,10 +2,13 @@
 
 Law: two workers: reserve KV on the token worker, then start prefill on the prompt worker and notify the gateway.
 One worker for both phases: start prefill there; once it accepts, notify the gateway.
-Requests are assigned in queue order; which may pass an earlier one that no worker can take, `passing.py` decides.
-A refused reservation, or one without reply, returns the request to its place in the queue; a worker without reply that was to
-serve both phases may be computing, so that attempt ends and its gateway submits the next one, whose epoch fences the first.
+Requests are assigned in queue order; `passing.py` decides which may pass an earlier one that no worker can take.
+A refused reservation, or one without reply, returns the request to its place in the queue.
 A reply to an order that was given up cancels what the worker holds for it.
+
+A worker without reply that was to serve both phases may be computing, so that attempt ends and its gateway submits the next
+one, whose epoch fences the first.
+
 Source: joint assignment of both machines, Splitwise, section 4.2; admission before prefill is ours.
 """
 

@@ -1,12 +1,14 @@
-"""How long placements delay requests, in seconds: what joint JSQ compares across pools (Splitwise, section 4.2; ADR 15).
+"""Estimates how many seconds placements delay a request: joint JSQ compares them across pools (Splitwise, section 4.2; ADR 15).
 
 Law: a placement's delay is the wait behind all prompt tokens that its prompt worker has not computed yet, those of iterations
-that run among them; the prompt's own computing, once more for each sequence that decodes there; a split's hand-off; what the
-token worker's decodes and prompts add to the answer's tokens; and an interruption's seconds times its chance.
+that run among them; the prompt's own computing, once more for each sequence that decodes there; a split's hand-off; the seconds
+that the token worker's decodes and prompts add to the answer's tokens; and an interruption's seconds times its chance.
 Every term is in seconds, so that none outranks a queue. A figure holds up to the length that it was measured at
 (`tokens_timed`). Beyond it a worker counts as fast as the fastest one compared, and a hand-off takes as long as one of that
-length: a worker that is wrongly taken for fast computes one long prompt, and is known from then on; one wrongly taken for slow
-would stay idle beside a queue.
+length.
+
+A worker that is wrongly taken for fast computes one long prompt, and is known from then on; one wrongly taken for slow would
+stay idle beside a queue.
 """
 
 from __future__ import annotations

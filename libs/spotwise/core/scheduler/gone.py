@@ -1,4 +1,4 @@
-"""What is gone: gateways that workers still send tokens to, and requests that were closed before their submission arrived.
+"""Tracks gone gateways that workers still send tokens to, and requests that were closed before their submission arrived.
 
 Law: a gateway's incarnation is gone once a later one was seen, or after `patience_s` of listening without a heartbeat of it.
 Each worker that reports a gone gateway is ordered to forget it, again with every report until it has.

@@ -3,10 +3,11 @@
 Law: no placement is worse than the best one looked at by more than the prompt's hand-off takes (before one was measured: by
 more than the prompt's own computing).
 In a mesh of up to `ALL_OF` workers every pair along which KV may flow is looked at, and every worker for both phases.
-In a larger one that would take as long as all else. There others are looked at for a prompt that is delayed by `LARGE_MESH_S`:
-the first of each group and class of life in the order of its queue, and those that hold a prefix.
 Where nothing waits on the prompt worker and nothing decodes there, the rules' choice stands: others could only be faster.
 So thresholds, home pools and the mixed pool, lives and prefixes are preferences as far as a hand-off's time, and no further.
+
+In a larger mesh that would take as long as all else. There others are looked at for a prompt that is delayed by `LARGE_MESH_S`:
+the first of each group and class of life in the order of its queue, and those that hold a prefix.
 """
 
 from __future__ import annotations

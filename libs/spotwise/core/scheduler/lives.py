@@ -1,4 +1,4 @@
-"""How soon each worker may end, from the watcher's report of the fleet and the instances that a worker depends on.
+"""Hazard of each worker's end, from the watcher's report of the fleet and the instances that the worker depends on.
 
 Law: a worker depends on its own instance and on those of the devices that have a place in its group; its hazard is that of the
 first end among them. Instances on demand, of unknown lives, or not in the report add nothing.

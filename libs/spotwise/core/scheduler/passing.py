@@ -2,11 +2,12 @@
 
 Law: the first request that no worker can take reserves a worker: of those that could hold it, the one with the most free KV.
 Requests of the same priority may pass it there `max_passes` times in all; then the worker gets nothing until that request is
-placed, so that it drains. On other workers they pass it freely. A request that no ready worker could hold delays nobody.
+placed, so that it drains. On other workers they pass it freely. A request that no ready worker could hold delays no other.
 A request takes no KV that a more important one could use: it passes that one on smaller workers only. Priorities stay strict.
 At most `LOOK_AHEAD` requests from the head on are tried. With `max_passes` 0 nothing passes anything.
-Source: EASY backfilling (Lifka, "The ANL/IBM SP scheduling system", 1995); the count is ours, since nobody knows how long an
-answer will be.
+
+Source: EASY backfilling (Lifka, "The ANL/IBM SP scheduling system", 1995); the count is ours, since the length of an answer is
+not known before it ends.
 """
 
 from __future__ import annotations

@@ -6,16 +6,19 @@ home pools within their thresholds; for a side that is over, the mixed pool and 
 best of the opposite pool; home pools whatever their queues; any worker with free blocks.
 KV flows only from the prompt pool to the token or the mixed pool; all else is served in place, so that no two workers wait for
 each other. Where delays were measured, break-even chooses between a split and service in place.
+
 Rules are preferences: a placement that delays the request less by more than a hand-off is taken instead (`least_delay.py`).
+
 Of the workers that a rule finds for an answer, that of the least expected cost is chosen (`answer_times.py`): the first of
 each class of life is compared, so that it costs at most twice the least where hazards are constant. A worker that stays, or of
 whose life nothing is known, is chosen where its queue is the shortest.
 
-Law: `placement.py` chooses; where its choice failed before, it chooses again without the failed workers.
+Law: where a choice failed before, the request's workers are chosen again without the failed ones.
 Avoided are workers and pairs on which earlier attempts of the request failed, and pairs in quarantine.
 For a bad pair: another token worker for the prompt worker, else another prompt worker for the token worker, else both phases on
 the token worker; the last also after `MAX_FAILED_HANDOFFS` failed hand-offs of the request.
-Avoidance is a preference: a request is placed if and only if `placement.py` finds workers for it, and where the others would
+
+Avoidance is a preference: a request is placed if and only if the rules above find workers for it, and where the others would
 delay it by `AVOIDED_S` more, it goes to the workers on which it failed. Both phases are on the worker of the least delay, if
 delays are compared, where nothing is handed off.
 """

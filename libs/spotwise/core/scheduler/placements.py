@@ -16,8 +16,8 @@ class RequestDemand:
     """A request's demand.
 
     Attributes:
-        held: by worker id, how many of its first tokens may be cached.
-        without: excluded workers; `below_kv_tokens`: workers that hold so many tokens, or more, are excluded for its KV.
+        held: first tokens that may be cached, by worker id.
+        without: excluded workers; `below_kv_tokens`: workers that hold this many tokens, or more, are excluded for its KV.
     """
 
     prompt_tokens: int

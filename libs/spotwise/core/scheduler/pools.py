@@ -2,7 +2,7 @@
 
 Law: one mesh serves one model: that of the worker longest up when the first worker is ready.
 The model stays for the scheduler's life, also while no worker of it is present; workers with other weights get no requests.
-A restarted scheduler decides anew by the same rule, from registrations; it is final once such a worker sends a heartbeat.
+A restarted scheduler decides again by the same rule, from registrations; it is final once such a worker sends a heartbeat.
 The decision depends on the workers present, not on the order of their messages.
 
 Law: a ready worker is in one group: its home pool, and whether it is there or in the mixed pool now, derived from its view.

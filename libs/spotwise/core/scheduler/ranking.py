@@ -4,7 +4,7 @@ Law: members are in order of (class, queue length, id); `firsts` returns those t
 The list is kept in runs of at most `RUN_LENGTH`, across classes: many small ones cost a search no more than a few large ones.
 Each run has bounds of its members' values, so that a search skips whole runs. After a change a bound may be better than any
 member; a search that finds nothing in a run corrects its bounds.
-Workers take their places when somebody asks for any: reports and orders outnumber the searches of most rankings.
+Workers take their places when the next search needs them: reports and orders outnumber the searches of most rankings.
 A move costs O(log n) comparisons and a copy of one run; a search reads all n / `RUN_LENGTH` runs, and scans one for a class.
 """
 

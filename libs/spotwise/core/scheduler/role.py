@@ -1,14 +1,16 @@
 """The cluster scheduler's state machine: every request gets its workers, or a rejection.
 
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
-Requests for which no worker has free KV blocks wait here, by priority and then arrival; `cluster/admission.py` bounds them.
-One whose worker is gone, with all as large, waits for another and holds up none: its gateway gives it up.
+Requests for which no worker has free KV blocks wait here, by priority and then arrival; `scheduler/admission.py` bounds them.
 A request that is over is cancelled at the workers that have it, as far as this scheduler or else its gateway knows them.
-Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit what waited.
-The watcher's report of the fleet tells how soon each worker may end (`cluster/lives.py`); without it nothing is assumed.
-Of several schedulers the one with the lease acts (`cluster/activity.py`); its orders carry its term. One that loses it forgets
-its requests: those with workers go on without it, and gateways submit the others to its successor.
-`cluster/` decides the rest: `placement.py` which workers, `assigner.py` how, `repurposing.py` whose home pool changes.
+Of several schedulers the one with the lease acts (`scheduler/activity.py`); its orders carry its term. A scheduler that loses
+the lease drops its state: assigned requests continue, and gateways submit queued ones to the new leader.
+
+A request whose worker is gone, with all as large, waits for another and holds up none: its gateway gives it up.
+Workers report what they hold: a restarted scheduler knows after one heartbeat of each, and gateways resubmit queued requests.
+The watcher's report of the fleet tells how soon each worker may end (`scheduler/lives.py`); without it nothing is assumed.
+`placement.py` chooses the workers of a request, `assigner.py` carries it out, `repurposing.py` changes home pools.
+
 Source: cluster-level scheduling, Splitwise, section 4.2.
 """
 

@@ -76,7 +76,7 @@ class WorkerView:
     Attributes:
         pending_prompt_tokens, remaining_tokens: lengths of its prompt queue and of its token queue.
         free_tokens: KV tokens that are free and not promised, in whole blocks; `kv_tokens` is its whole cache.
-        reserves_ahead: of a request's new tokens, for how many it reserves blocks at most.
+        reserves_ahead: the most new tokens of a request for which it reserves blocks.
         decoding: sequences in their token phase, or about to be.
         life: its hazard, as far as it is known (`lives.py`); `None`: it stays, or nothing is known.
         unseen_prompts, unseen_decodes: prompt and token phases given to it that no report includes yet.

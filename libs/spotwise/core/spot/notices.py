@@ -1,4 +1,4 @@
-"""What is sent again: notices to members, and reports of interruptions to planners.
+"""Repeats notices to members, and reports of interruptions to planners.
 
 Law: an active sign is reported again every `REPEAT_S`, with the machine's workers of that moment, for as long as it is active.
 A withdrawal and a loss are repeated for `KEPT_S`; a report of the same event replaces the earlier one.

@@ -1,4 +1,4 @@
-"""How often a cloud's metadata is queried, and for which workers and devices.
+"""Intervals at which a cloud's metadata is queried, and the workers and devices that it is queried for.
 
 Law: a cloud that answers is queried every `poll_s`, counted from the last query, or at once after a longer answer (a hanging
 GET). One that does not answer is queried with exponential backoff, at most `backoff_s` apart: that much of a notice may be

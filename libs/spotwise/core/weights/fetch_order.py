@@ -1,4 +1,4 @@
-"""In which order a process asks for the panels that it lacks, and whom.
+"""Orders the requests of a process for the panels that it lacks, and chooses the holder of each.
 
 Law: panels are asked for in the model's order, so that the first layers are whole first. What is asked for and not here yet is
 at most U_max bytes (SpotServe, section 4.2), unless a single panel is larger. Each panel is asked of the holder that the plan
@@ -31,7 +31,7 @@ class FetchOrder:
         missing: panels, in the model's order.
         holders: what each holder has, the preferred ones first.
         buffer_bytes: U_max.
-        piece_bytes: of a request, at most, unless a panel is larger.
+        piece_bytes: bytes of a request, at most, unless a panel is larger.
         planned: the holders that the plan names, by matrix.
     """
 
@@ -117,7 +117,7 @@ class FetchOrder:
         return []
 
     def _cut(self, piece: PanelRange, able: Sequence[str]) -> list[PanelRange] | None:
-        """Cut a piece where some holder's panels begin or end; `None`: nobody has a part of it."""
+        """Cut a piece where some holder's panels begin or end; `None`: no holder has a part of it."""
         inner = set(piece.panels[1:])
         held = [each for name in able for each in self._holders[name].get(piece.matrix, ())]
         bounds = sorted({bound for each in held for bound in (each.start, each.stop) if bound in inner})

@@ -1,4 +1,4 @@
-"""What processes say of the weights that they keep: a model's panels, and what a process needs before it has any."""
+"""Inventories of the weights that processes keep: a model's panels, and what a process needs before it has any."""
 
 from __future__ import annotations
 
@@ -28,11 +28,12 @@ class WeightInventory:
     """What a process keeps.
 
     Attributes:
-        device_id: of the process.
+        device_id: id of the process's device.
         layout: a hash of the model, its dtype, and how the kernels read panels: bytes may move between equal ones only; 0:
             the process does not know its model yet.
-        fused_layers: by layer that the process has tried or was told of, whether one native call computes it.
-        panels: that are here.
+        fused_layers: tells for each layer that the process has tried, or received a result for, whether one native call
+            computes it.
+        panels: panels that the process keeps.
     """
 
     device_id: str
@@ -63,8 +64,8 @@ class ModelSketch:
     """A model folder without its large tensors.
 
     Attributes:
-        name: of the model, in requests.
-        digest: of all its weights.
+        name: name of the model, in requests.
+        digest: digest of all its weights.
         files: config, tensor headers, small tensors.
     """
 

@@ -20,7 +20,7 @@ class RecordLoaded:
 
 @value
 class RecordUnavailable(m.OfAttempt):
-    """The record could not be read (retryable: the next attempt writes it anew), or the engine refused it."""
+    """The record could not be read (retryable: the next attempt writes it again), or the engine refused it."""
 
     reason: str
     retryable: bool

@@ -1,4 +1,4 @@
-"""How a worker batches its sequences and allocates KV; chosen at its start."""
+"""Configuration of a worker's batching and KV allocation; chosen at its start."""
 
 from __future__ import annotations
 
@@ -44,18 +44,19 @@ class WorkerPolicy:
 
     Attributes:
         watermark: share of the blocks that a newcomer leaves free for running sequences to grow into; 0 to 1.
-        max_preemptions: after so many, a sequence resumes with blocks for all that it may ever have, and keeps them.
+        max_preemptions: after this many, a sequence resumes with blocks for all that it may ever have, and keeps them.
         max_stall_s: seconds, about, that prompts may delay decodes beside them, or alone what arrives; `None` for no bound.
-        context_parity: of the model: tokens of context that cost a token as much as all else; see `chunked_prefill.py`.
+        context_parity: tokens of context that cost the model as much as all else of a token; see `chunked_prefill.py`.
         max_in_flight: iterations ordered and not ended at most: the stages of the engine's pipeline (Orca, section 4.1).
         prompts_first: prompts that wait for blocks preempt decodes (Splitwise, section 4.3); see `fcfs_allocator.py`.
         preempt_after_s: seconds that a prompt waits before it preempts. Recomputing a decode costs more than a short wait; a
             second is about the 99th percentile of TTFT that Splitwise allows (section 6: six times the uncontended one).
         counted_steps: for engines whose tokens carry no ids: iterations of one order at most (`counted_iterations.py`). `None`
             for engines that sample tokens: every iteration is an order of its own.
-        kv_push: whether hand-offs leave after their prefill or during it (Splitwise, section 4.3).
+        kv_push: when hand-offs leave: after their prefill or during it (Splitwise, section 4.3).
         discipline: name of the scheduling policy, in `policy_registry.SCHEDULING_POLICIES`; `mlfq`: its queues, with `MLFQ`.
-        cost: of this worker's iterations, by which `MLFQ` charges service; also a prompt token's cost until one is measured.
+        cost: measured cost of this worker's iterations, by which `MLFQ` charges service; also a prompt token's cost
+            until one is measured.
         confirm_every_s: seconds between two confirmations of attempts with their gateway; `None` where gateways do not answer.
         swap: what happens when the device is full of KV; other than `RECOMPUTE` and `DEFER` it needs host blocks.
     """

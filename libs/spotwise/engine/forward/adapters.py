@@ -29,8 +29,8 @@ class Adapters:
     """Adapters by name.
 
     Args:
-        files: of each, read and checked against the model by `load`.
-        matrices: of each, by path.
+        files: each adapter's files, read and checked against the model by `load`.
+        matrices: each adapter's matrices, by path.
     """
 
     def __init__(self, files: Rows[AdapterFiles] = (), matrices: Rows[Mapping[str, LowRank]] = ()) -> None:

@@ -129,7 +129,7 @@ class FlashInferAttention(PlannedAttention[FlashInferPlan]):
         library: the module `flashinfer`.
         cache: in plain order.
         layers: all accepted by `refusal`.
-        query_heads: of each layer.
+        query_heads: query heads of each layer.
         context_length: positions of a sequence at most.
     """
 

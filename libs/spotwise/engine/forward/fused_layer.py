@@ -130,12 +130,12 @@ class FusedDecoderLayer(torch.nn.Module):
 
     Args:
         kernels: compute it.
-        parts: of the original layer; weights of its linear layers are not read.
-        weights: of the shard.
+        parts: modules of the original layer; weights of its linear layers are not read.
+        weights: weights of the shard.
         attention: what the layer's attention computes, for the shard's heads.
         context: holds the plan of the rows, and the cache.
-        is_last: whether it is the model's last layer, which with `NativePlan.last_only` computes only each row's last token.
-        shard: of the layer that this process computes.
+        is_last: this is the model's last layer, which with `NativePlan.last_only` computes only each row's last token.
+        shard: the shard of the layer that this process computes.
     """
 
     def __init__(

@@ -26,7 +26,7 @@ class LayerCalls:
 
     Attributes:
         kwargs: keyword arguments of the first layer, in a run over the probe.
-        returns_tuple: whether layers return tuples.
+        returns_tuple: layers return tuples.
     """
 
     kwargs: dict[str, Any]
@@ -66,7 +66,7 @@ class FusionTrial:
 
     Args:
         kernels: compute it.
-        facts: of the model.
+        facts: the model's properties.
         cache: `TRIAL_BLOCKS` blocks of the whole model's KV, overwritten.
         kwargs: with which the model calls its layers, in a run over the probe.
     """

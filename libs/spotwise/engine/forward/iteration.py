@@ -33,7 +33,7 @@ class FlatBatch(Generic[Plan]):
         token_ids: `[1, tokens]`.
         position_ids: `[1, tokens]`.
         plan: how attention separates the rows.
-        last_token: by row, the flat index of its last token.
+        last_token: flat index of each row's last token.
     """
 
     token_ids: torch.Tensor

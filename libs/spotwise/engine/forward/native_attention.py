@@ -25,8 +25,8 @@ class NativePlan:
     Attributes:
         fields: passed to the kernels.
         arrays: kept alive, since `fields` holds their addresses.
-        last_only: whether only each row's last token of the last layer's output is read.
-        adapters: of the rows; `None`: no row has one.
+        last_only: only each row's last token of the last layer's output is read.
+        adapters: the rows that have adapters; `None`: no row has one.
     """
 
     fields: RowFields

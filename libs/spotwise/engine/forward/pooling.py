@@ -107,8 +107,8 @@ class HeadInput:
         """Pool prompts from the forward within, if there are any among its rows.
 
         Args:
-            rows: of the forward.
-            last_token: by row, the flat position of its last token.
+            rows: rows of the forward.
+            last_token: flat position of each row's last token.
             logits_at: flat positions of the tokens that get logits.
 
         Raises:

@@ -46,10 +46,10 @@ def rewrite(
 
     Args:
         model: its attention context is `context`.
-        facts: of the model.
+        facts: the model's properties.
         kernels: compute the replacements.
         context: its cache is still free, since the probe overwrites the first blocks.
-        layout: of batches for `context`.
+        layout: layout of batches for `context`.
         memory: holds the weights.
     """
     fused = _fuse_layers(model, facts.layers, kernels, context, layout, probe_row(facts, context.cache), memory)

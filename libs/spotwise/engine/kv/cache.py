@@ -86,7 +86,7 @@ class PagedKvCache:
     export those and layers that it has written.
 
     Attributes:
-        geometry: of the whole model.
+        geometry: KV of the whole model.
         part: layers and heads that this cache keeps.
         num_blocks: blocks that sequences may own.
         blocks_per_head: `num_blocks` plus the scratch block, if any: the stride, in blocks, between heads.
@@ -107,13 +107,13 @@ class PagedKvCache:
         """Allocate the cache, zeroed.
 
         Args:
-            geometry: of the model's KV, all layers and heads.
+            geometry: the model's KV, all layers and heads.
             num_blocks: blocks that sequences may own.
             block_size: tokens of a block.
-            dtype: of keys and values.
+            dtype: number format of keys and values.
             device: holds them.
             scratch: add a block that no sequence owns.
-            order: of positions within a block; by default `kv_order`.
+            order: order of positions within a block; by default `kv_order`.
             part: what to keep of it; by default all.
         """
         self.geometry = geometry

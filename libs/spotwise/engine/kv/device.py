@@ -27,7 +27,7 @@ class DeviceKv:
 
     Args:
         cache: the engine's.
-        direct: whether payloads stay on the device.
+        direct: payloads stay on the device.
     """
 
     def __init__(self, cache: PagedKvCache, *, direct: bool, part: KvPart | None = None) -> None:

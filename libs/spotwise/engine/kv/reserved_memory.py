@@ -23,7 +23,7 @@ class ReservedMemory:
 
     Args:
         elements: numbers.
-        dtype: of the numbers.
+        dtype: format of the numbers.
         offset: bytes from the beginning of a page to the first number.
 
     Attributes:

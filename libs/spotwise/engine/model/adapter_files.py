@@ -44,7 +44,7 @@ class AdaptedModule:
     """The two matrices of one linear layer: `y += scale * (up @ (down @ x))`.
 
     Attributes:
-        path: of the layer in the model.
+        path: path of the layer in the model.
         down: `[rank, inputs]`.
         up: `[outputs, rank]`.
     """
@@ -70,7 +70,7 @@ class AdapterFiles:
         targets: names of modules that it was made for, each a module's own or the end of its path; none where the config
             has a pattern.
         is_partial: the config excludes some of the modules that `targets` name.
-        digest: of weights and scales.
+        digest: hash of weights and scales.
     """
 
     name: str

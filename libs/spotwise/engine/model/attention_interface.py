@@ -35,8 +35,8 @@ class LayerAttention:
         scaling: factor of the query-key products.
         window: keys that a query attends to, its own included; `None`: all.
         softcap: bound of a score's magnitude, approached by tanh; `None`: no bound.
-        alibi_slopes: by query head, positive: decrease of a score per position of distance; `None`: no ALiBi.
-        sinks: by query head: a score that takes part in the softmax and has no value; `None`: no sinks.
+        alibi_slopes: decrease of a score per position of distance, by query head, positive; `None`: no ALiBi.
+        sinks: score of each query head that takes part in the softmax and has no value; `None`: no sinks.
     """
 
     scaling: float

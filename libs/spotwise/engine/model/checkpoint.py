@@ -50,7 +50,7 @@ class Checkpoint:
 
     Attributes:
         config: content of `config.json`.
-        tensors: of all its files, sorted by name.
+        tensors: tensors of all its files, sorted by name.
     """
 
     config: dict[str, Any]

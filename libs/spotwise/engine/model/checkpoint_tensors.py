@@ -34,8 +34,8 @@ class CheckpointTensors:
     """The tensors of a model folder by the names of a model's parameters.
 
     Args:
-        folder: of the model, for messages.
-        checkpoint: of the folder.
+        folder: the model's folder, for messages.
+        checkpoint: headers of the folder's files.
         model: whose parameters are read; they have their shapes, and need no memory.
         bytes_per_s: read no faster; `None`: as fast as storage is.
 

@@ -43,9 +43,9 @@ class ModelFacts:
         context_length: positions that are computed exactly.
         context_limit: why that is less than the model's own context; `None`: it is not less.
         vocab_size: rows of the embedding.
-        query_heads: of each layer; `None` where layers differ.
+        query_heads: query heads of each layer; `None` where layers differ.
         context_parity: context length at which a token's attention takes as many multiplications as the rest of the model.
-        digest: of weights and structure as the files have them; `None`: the model was not read from files.
+        digest: hash of weights and structure as the files have them; `None`: the model was not read from files.
     """
 
     geometry: KvGeometry

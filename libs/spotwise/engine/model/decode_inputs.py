@@ -50,7 +50,7 @@ class DecodeTables:
 
     Attributes:
         positions: `[rows]`.
-        tables: by row, only the blocks that hold its positions.
+        tables: blocks of each row, only those that hold its positions.
     """
 
     positions: NDArray[np.int64]

@@ -26,7 +26,7 @@ class AutoKvSize:
 
     Attributes:
         max_num_seqs: sequences of an iteration.
-        workers: that share the memory of this machine, or of its GPU, this one included.
+        workers: workers that share the memory of this machine, or of its GPU, this one included.
         free_host_bytes: measures what is free of the host's.
     """
 

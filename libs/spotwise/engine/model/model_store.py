@@ -59,7 +59,7 @@ def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressH
         return ModelLocation(_converted(_default_gguf(), DEFAULT_MODEL, cache_dir, on_progress), DEFAULT_MODEL)
     try:
         path = Path(reference).expanduser()
-    except RuntimeError as error:  # "~" of nobody
+    except RuntimeError as error:  # "~name" of no user
         raise ModelError(f"no model {reference!r}: {error}") from error
     if path.is_file():
         if path.suffix.lower() != ".gguf":

@@ -81,7 +81,7 @@ class Quantization:
         Args:
             stored: the weight.
             value: the rows, `[rows, columns]`.
-            scale: of the whole weight: one number, or one a block.
+            scale: scale of the whole weight: one number, or one a block.
         """
         if scale.numel() == 1:
             return value.float() * scale.float().reshape(())

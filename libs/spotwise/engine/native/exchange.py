@@ -94,7 +94,7 @@ class Exchange:
         """Complete a contiguous matrix `[..., width]`, of which each shard of a stage has written its columns.
 
         Args:
-            stage: of this member.
+            stage: stage of this member.
             matrix: completed in place.
             bounds: columns at which each shard's begin, and last the width.
             root: the only shard that needs the others' columns; `None`: all.
@@ -136,7 +136,7 @@ class MemoryExchange(Exchange):
 
     Args:
         kernels: exchange.
-        path: of the shared memory, `bytes` long, the same for all members and new for each group.
+        path: path of the shared memory, `bytes` long, the same for all members and new for each group.
         member: this process's number in the group, from 0.
         size: members of the group.
         patience_s: after which a silent member is gone.

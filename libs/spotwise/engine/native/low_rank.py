@@ -1,7 +1,7 @@
-"""What adapters add to linear layers: `y += up(down(x))` for the tokens of rows that chose them (LoRA, Hu et al., 2021).
+"""LoRA adapters of linear layers: adds `up(down(x))` for the tokens of rows that chose them (Hu et al., 2021).
 
-Several adapters, and none, are in one batch. The model's own matrices stay as they are, so that rows without an adapter get
-what they get in a batch without any.
+A batch may mix rows of different adapters and rows without one. The model's own matrices stay as they are, so that rows without
+an adapter get what they get in a batch without any.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class FusedAdapter:
 
     Args:
         kernels: multiply.
-        num_layers: of the model.
-        layers: by the index of a fused layer, its modules' matrices by their path in it.
+        num_layers: layers of the model.
+        layers: matrices of each fused layer, by the layer's index and their module's path in it.
     """
 
     def __init__(self, kernels: Kernels, num_layers: int, layers: Mapping[int, Mapping[str, LowRank]]) -> None:
@@ -104,7 +104,8 @@ class FusedRows:
     """The rows of an iteration that have adapters, as the kernels read them.
 
     Args:
-        adapters: of the iteration's rows: none, then in ascending order of their numbers; one row at least has one.
+        adapters: the adapters of the iteration's rows: none, then in ascending order of their numbers; one row at least
+            has one.
     """
 
     def __init__(self, adapters: Sequence[LoadedAdapter | None]) -> None:
@@ -124,7 +125,7 @@ class AdaptedTokens:
     """The tokens of the running forward that have adapters; linear layers that are not fused read them.
 
     Attributes:
-        tokens: of the forward; 0: none has one.
+        tokens: tokens of the forward; 0: none has one.
         by_adapter: the tokens' flat indices by adapter, a slice where they follow one another.
     """
 
@@ -134,12 +135,12 @@ class AdaptedTokens:
 
 
 class AdaptedLinear(torch.nn.Module):
-    """A linear layer of a model, and what adapters add to it.
+    """A linear layer of a model, with its adapters.
 
     Args:
-        path: of the layer in the model, for messages.
+        path: path of the layer in the model, for messages.
         layer: maps `[..., inputs]` to `[..., outputs]`.
-        chosen: which tokens have which adapter.
+        chosen: the running forward's tokens and their adapters.
     """
 
     def __init__(self, path: str, layer: torch.nn.Module, chosen: AdaptedTokens) -> None:

@@ -46,9 +46,9 @@ class PackedWeight:
         Args:
             kernels: pack.
             weights: row-major, stacked in this order, of one dtype and width.
-            order: by output column, the row of the stack; `None`: the same.
+            order: row of the stack for each output column; `None`: the same.
             memory: holds the packed weight.
-            name: of it in `memory`, which may hold it already.
+            name: name of the result in `memory`, which may hold it already.
 
         Raises:
             ValueError: `can_pack` is false for a weight.
@@ -90,7 +90,7 @@ def interleaved(rows: int) -> np.ndarray:
     """Return the order that alternates 16 rows of the first of two stacked weights with the same 16 of the second.
 
     Args:
-        rows: of each weight; a multiple of 16.
+        rows: rows of each weight; a multiple of 16.
     """
     blocks = np.arange(rows).reshape(-1, 1, LANES)
     return np.concatenate([blocks, blocks + rows], axis=1).reshape(-1)

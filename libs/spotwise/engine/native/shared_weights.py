@@ -189,10 +189,10 @@ def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | 
     """Return the memory for a model's weights, a context manager.
 
     Args:
-        folder: of the files of all models, created if missing; `None`: every process keeps its own copy.
+        folder: folder of the files of all models, created if missing; `None`: every process keeps its own copy.
         model_dir: folder from which the model was loaded.
         model: as it was loaded.
-        digest: of its weights, if known: a replaced file may have kept its size and time.
+        digest: hash of its weights, if known: a replaced file may have kept its size and time.
     """
     if folder is None:
         return PRIVATE

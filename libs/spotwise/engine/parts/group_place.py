@@ -21,7 +21,7 @@ class GroupPlace:
     """A place in groups of `stages` x `shard.count` members.
 
     Attributes:
-        shard: of a stage; joins the exchange of each group.
+        shard: the member's shard of a stage; joins the exchange of each group.
         stages: P.
     """
 

@@ -1,4 +1,4 @@
-"""What is known of a model's matrices before any is loaded, and their panels as the files of its folder have them.
+"""Forms of a model's matrices, known before any is loaded, and their panels as the files of its folder have them.
 
 A panel is 32 output columns (rows of the parameter), the unit by which matrices are cut, kept and moved.
 """
@@ -22,7 +22,7 @@ class FolderPanels:
     """Reads the rows of panels, and packs them where the matrix is packed.
 
     Args:
-        tensors: of the folder.
+        tensors: tensors of the folder.
         kernels: pack; `None`: no matrix is packed.
     """
 
@@ -73,7 +73,7 @@ class MatrixRows:
     Attributes:
         name: in the model.
         count: its output columns.
-        is_transposed: whether it is stored as `[inputs, outputs]`.
+        is_transposed: the parameter is stored as `[inputs, outputs]`.
     """
 
     name: str
@@ -89,10 +89,10 @@ class MatrixForm:
         name: unique in the model.
         parameters: stacked.
         inputs: numbers of an output column.
-        dtype: of the numbers.
-        is_packed: whether it is kept as the kernels read it; else as it is stored, row-major.
+        dtype: format of the numbers.
+        is_packed: the matrix is kept as the kernels read it; else as it is stored, row-major.
         cut: among the shards of a stage.
-        interleaves: whether it has 16 columns of each parameter in turn; else those of one after those of the other.
+        interleaves: the matrix has 16 columns of each parameter in turn; else those of one after those of the other.
     """
 
     name: str

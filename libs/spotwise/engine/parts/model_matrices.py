@@ -26,13 +26,13 @@ class ModelMatrices:
     """The matrices of a model.
 
     Attributes:
-        layers_path: of the list of layers in the model.
-        cuts: of the linear layers of a decoder layer, by path in it; empty where it has to stay whole.
-        common: by layer, `qkv`, `output`, `gate_up` and `down` of one that a native call may compute; `None`: it cannot.
-        single: by layer, those of its modules.
-        head: of the last stage, if any.
-        embedding: of the first stage.
-        other: of every stage.
+        layers_path: path of the list of layers in the model.
+        cuts: cuts of the linear layers of a decoder layer, by path in it; empty where it has to stay whole.
+        common: `qkv`, `output`, `gate_up` and `down` of each layer that a native call may compute; `None`: it cannot.
+        single: matrices of each layer's modules.
+        head: matrix of the last stage's head, if any.
+        embedding: matrix of the first stage's embedding.
+        other: matrices of every stage.
     """
 
     layers_path: str

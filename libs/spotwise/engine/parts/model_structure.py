@@ -1,4 +1,4 @@
-"""What a process knows of a model before it loads any of its matrices, found once for all parts that it computes."""
+"""Structure of a model, found once, before any of its matrices is loaded, for all parts that the process computes."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ class ModelStructure:
     """A model's sketch, and what follows from it.
 
     Attributes:
-        sketch: of the model.
-        matrices: of the model.
-        forms: of these, by name.
-        kernels: that compute it; `None`: torch.
+        sketch: the model without its large weights.
+        matrices: matrices of the model.
+        forms: form of each of these, by name.
+        kernels: kernels that compute the model; `None`: torch.
         calls: how the model calls its layers.
         trial_cache: a small KV cache of the whole model.
         layout: a hash, 64 bits, of all that must be equal where bytes of panels go from one process to another: the model,

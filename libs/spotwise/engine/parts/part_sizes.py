@@ -1,4 +1,4 @@
-"""How large the parts of a model are, before any is loaded: a group's leader chooses the number of KV blocks with it."""
+"""Bytes of a model's parts, known before any is loaded: a group's leader chooses the number of KV blocks with them."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class PartSizes:
     """The parts of a model in one shape.
 
     Attributes:
-        block_bytes: of a KV block, by position: stage, then shard.
-        dtype: of the model, as in `EngineConfig`.
-        digest: of its weights.
+        block_bytes: bytes of a KV block, by position: stage, then shard.
+        dtype: the model's number format, as in `EngineConfig`.
+        digest: hash of its weights.
         context_length: positions that a sequence may have.
     """
 

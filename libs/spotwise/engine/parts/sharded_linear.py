@@ -12,9 +12,9 @@ class GatheredLinear(torch.nn.Module):
 
     Args:
         linear: computes this shard's output columns from whole inputs.
-        shard: of the stage.
+        shard: this process's shard of the stage.
         inputs, outputs: columns of the whole layer.
-        by_heads: whether inputs are cut by heads.
+        by_heads: inputs are cut by heads.
     """
 
     def __init__(self, linear: torch.nn.Module, shard: Shard, inputs: int, outputs: int, *, by_heads: bool) -> None:
@@ -38,7 +38,7 @@ class GatheredHead(torch.nn.Module):
 
     Args:
         linear: computes this shard's columns.
-        shard: of the stage.
+        shard: this process's shard of the stage.
         vocab_size: columns of the whole head.
     """
 

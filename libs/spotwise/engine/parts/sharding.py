@@ -26,8 +26,8 @@ class LinearCut:
     """How a linear layer within a decoder layer is cut.
 
     Attributes:
-        gathers: whether its inputs are gathered before it, and its outputs after it (rowwise); else its outputs stay divided.
-        by_heads: whether the divided columns (a rowwise layer's inputs) are those of heads.
+        gathers: its inputs are gathered before it, and its outputs after it (rowwise); else its outputs stay divided.
+        by_heads: the divided columns (a rowwise layer's inputs) are those of heads.
     """
 
     gathers: bool

@@ -32,7 +32,7 @@ class Sketch:
 
     Attributes:
         model: its matrices are zero.
-        facts: of the real model.
+        facts: properties of the real model.
         tensors: the real weights.
     """
 

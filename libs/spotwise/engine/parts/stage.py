@@ -23,7 +23,7 @@ class PipelineStage:
         share: its position in the group.
         shard: its exchange.
         hidden_size: columns of an activation.
-        dtype: of activations.
+        dtype: number format of activations.
     """
 
     def __init__(self, share: ModelShare, shard: Shard, hidden_size: int, dtype: torch.dtype) -> None:

@@ -40,14 +40,14 @@ def load_stage(
     """Turn a skeleton into the model that computes this share, in place.
 
     Args:
-        store: of its weights, which are loaded where they are missing.
+        store: the process's store of the model's weights, which are loaded where they are missing.
         model: the store's skeleton.
         share: what to compute.
         shard: its place in the group.
         context: the attention of its layers.
         kernels: the store's.
-        flow: of weights that other processes send, all of whose layers the store has tried or learned of; `None`: what is
-            missing is loaded from the folder.
+        flow: weights that other processes send, all of whose layers the store has tried or received results for;
+            `None`: missing weights are loaded from the folder.
 
     Returns:
         The stage that runs the model, and the number of its layers that one native call computes.

@@ -22,7 +22,7 @@ class WeightFlow:
     """The weights of one part that are on their way. Any thread may tell of them, the engine's waits.
 
     Args:
-        is_wanted: whether iterations are, or else those that wait end.
+        is_wanted: tells whether iterations are wanted; if not, waits end.
     """
 
     def __init__(self, is_wanted: Callable[[], bool] = lambda: True) -> None:

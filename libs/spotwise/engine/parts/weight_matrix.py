@@ -25,7 +25,7 @@ class WeightMatrix:
     adds and drops at a time.
 
     Args:
-        form: of the matrix.
+        form: the matrix's parameters, shape and layout.
         offset: bytes from the beginning of a page to its first number.
     """
 

@@ -33,7 +33,7 @@ class WeightStore:
     Threads compute from panels while others add some; one adds or drops at a time.
 
     Args:
-        config: of the whole model. Threads that are not set are counted now: the first part takes torch's.
+        config: configuration of the whole model. Threads that are not set are counted now: the first part takes torch's.
     """
 
     def __init__(self, config: EngineConfig) -> None:

@@ -53,7 +53,7 @@ class FairThreads:
     Args:
         threads: one owner has all but one of them at most, so that another owner's next function finds one. With a single
             thread owners only take turns.
-        name: of the threads.
+        name: name of the threads.
         max_waiting: places of functions that wait; see `has_room`. `None`: any number.
     """
 
@@ -74,7 +74,7 @@ class FairThreads:
 
     def has_room(self, owner: str) -> bool:
         """Return whether one more function of an owner may wait: an owner has half of all places at most, and no more than it
-        leaves to others, so that whoever comes next finds some.
+        leaves to others, so that the next owner finds some.
         """
         with self._lock:
             if self._max_waiting is None:

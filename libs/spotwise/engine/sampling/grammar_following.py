@@ -1,6 +1,6 @@
-"""How a grammar is compiled, and followed token by token: the gateway tries it with the code that an engine follows it with.
+"""Compiles a grammar and follows it token by token: the gateway checks a grammar with the code that an engine follows it with.
 
-What goes wrong is said in our own words: llguidance's hold its inner state.
+Errors have messages of our own: llguidance's hold its inner state.
 """
 
 from __future__ import annotations

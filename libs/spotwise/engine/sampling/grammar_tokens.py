@@ -48,7 +48,7 @@ def grammar_tokenizer(tokenizer_json: str, vocab_size: int) -> LLTokenizer:
 
     Args:
         tokenizer_json: what its `tokenizer.json` holds.
-        vocab_size: of the logits.
+        vocab_size: columns of the logits.
 
     Raises:
         Exception: of a Rust library, whose errors have no common class: it is no tokenizer, or none that llguidance knows.

@@ -1,7 +1,7 @@
-"""What a grammar allows next, as masks over the vocabulary: structured output by llguidance.
+"""Masks over the vocabulary for structured output, computed by llguidance from a sequence's grammar.
 
-A matcher follows the output tokens that a sequence knows here. So it is the same wherever the sequence goes on: after a swap, a
-hand-off, a move or another attempt it is made anew from these tokens. Masks are computed in a thread beside the forward pass.
+A matcher follows the output tokens that a sequence knows here. So it is the same wherever the sequence continues: after a swap,
+a hand-off, a move or another attempt it is rebuilt from these tokens. Masks are computed in a thread beside the forward pass.
 Grammars are compiled in others, before their sequences are added: that takes a millisecond, for the worst grammars seconds.
 """
 
@@ -58,7 +58,7 @@ class Grammars:
 
     Args:
         model_dir: folder with the model's `tokenizer.json`, which the first grammar reads.
-        vocab_size: of the logits.
+        vocab_size: columns of the logits.
     """
 
     def __init__(self, model_dir: Path, vocab_size: int) -> None:

@@ -15,8 +15,8 @@ class HeldSequences:
     Args:
         context_length: tokens that a sequence may have.
         vocab_size: token ids are below it.
-        adapters: that they may name.
-        grammars: that follow theirs; `None`: those that have one are refused.
+        adapters: adapters that they may name.
+        grammars: follow the grammars of the sequences; `None`: sequences that have one are refused.
         gives_embeddings: the model has a head, whose input is pooled.
     """
 

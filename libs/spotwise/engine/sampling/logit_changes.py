@@ -1,4 +1,4 @@
-"""What changes a sequence's logits before its token is drawn: logit bias, the tokens that its request and its grammar allow,
+"""Changes a sequence's logits before its token is drawn: logit bias, the tokens that its request and its grammar allow,
 the stop-token mask of `min_new_tokens`, bad words, then repetition, frequency and presence penalties.
 """
 

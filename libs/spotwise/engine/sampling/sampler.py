@@ -41,9 +41,10 @@ def sample_sequences(
 
     Args:
         logits: as in `sample`.
-        sequences: by row.
+        sequences: one sequence a row.
         kernels: draw the tokens, if given.
-        allowed: by row, what its grammar allows; `None`: no sequence has one. One that cannot be followed is a failure.
+        allowed: tokens that each row's grammar allows; `None`: no sequence has one. A grammar that cannot be followed
+            is a failure.
 
     A row whose logits are no numbers, here or in its scored prompt, or whose embedding is none, has a failure as well: the
     argmax of NaN is an index, which would be served as a token.
@@ -149,8 +150,8 @@ def token_logprobs(logits: torch.Tensor, token_ids: Rows[int], num_top: Rows[int
 
     Args:
         logits: `[rows, vocab_size]`, as the model returned them.
-        token_ids: by row, the token to score.
-        num_top: by row, the number of most likely tokens to report.
+        token_ids: token to score, by row.
+        num_top: number of most likely tokens to report, by row.
     """
     logprobs = logits.float().log_softmax(-1)
     chosen = logprobs.gather(1, torch.tensor(token_ids, device=logits.device).unsqueeze(1)).squeeze(1).tolist()

@@ -38,7 +38,7 @@ def store_acl(passwords: Mapping[Principal, str], *, separates_reads: bool) -> s
     """Return the ACL of redis-server, one line for each user, with hashes of the passwords; the default user is off.
 
     Args:
-        separates_reads: whether the server is Redis 7 or newer, where reading and writing a key are separate permissions. An
+        separates_reads: the server is Redis 7 or newer, where reading and writing a key are separate permissions. An
             older one lets a principal use all its commands on all its keys.
     """
     lines = ["user default off"]

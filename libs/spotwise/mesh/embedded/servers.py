@@ -96,7 +96,7 @@ def nats_server(
 
     Args:
         port: `None` takes a free one.
-        password: of letters, digits, `-` and `_`, which clients must send.
+        password: letters, digits, `-` and `_`, which clients must send.
         users: passwords of users that may do what `wire.permissions` says. Without `password` and `users` every process of this
             machine may do everything.
     """

@@ -26,7 +26,7 @@ class GroupTimes:
 
     Attributes:
         busy_s: in iterations, waiting included.
-        waited_s: of these, waiting for the stage before, and receiving from it.
+        waited_s: part of these spent waiting for the stage before, and receiving from it.
         gathers, gather_s: among the shards of its stage; waiting for the slowest is included.
     """
 
@@ -42,11 +42,11 @@ class EngineDescription:
 
     Attributes:
         engine_sequences: sequences that the engine holds; equal to the role's count unless one leaks.
-        resident_bytes: of the process.
+        resident_bytes: resident memory of the process.
         iterations: since the start.
         engine: dtype, device and kernels, for people.
-        kv_bytes_per_token: of all layers, keys and values.
-        times: of a member of a group; `None`: it is in none.
+        kv_bytes_per_token: keys and values of all layers.
+        times: times of a member of a group; `None`: it is in none.
     """
 
     member: Member

@@ -1,4 +1,4 @@
-"""Who may call a gRPC endpoint of the mesh: holders of a certificate, or, without certificates, of the mesh's secret.
+"""Access to the mesh's gRPC endpoints: for holders of a certificate, or, without certificates, of the mesh's secret.
 
 With certificates every call needs one of the mesh's CA, health checks included, and orders to devices one of a worker. Without
 them an order to a device needs a proof that the caller has the secret: an authentication code of method, ends and time, never

@@ -98,8 +98,8 @@ class DeviceLink:
     """A leader's stream to one device.
 
     Args:
-        leader_id: of the leader.
-        device_id: of the device.
+        leader_id: the leader's id.
+        device_id: the device's id.
         address: `host:port` of its gRPC endpoint.
         on_report: called on the event loop for each report, in order.
         on_lost: called once, with the reason, when the stream has ended and was not closed.

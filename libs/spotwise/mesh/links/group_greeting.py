@@ -1,4 +1,4 @@
-"""What the ends of a group's TCP connection say first, and the keys that follow from it.
+"""Greeting of a group's TCP connection: mutual proofs of both ends, and the keys derived from it.
 
 The listener sends a challenge with a new public key; the caller answers with its own, its place in a group, and two proofs
 (HMAC): of the mesh's secret, which every listener can verify, and of the group's, which one that has not heard of the group yet

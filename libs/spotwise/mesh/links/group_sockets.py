@@ -56,7 +56,7 @@ class GroupMeeting:
     """A group whose members connect with each other.
 
     Attributes:
-        epoch: of the group.
+        epoch: number of the group.
         secret: 32 hexadecimal digits, which only its members know.
         addresses: `host:port` of each member, in order.
         member: this process's number.
@@ -96,7 +96,7 @@ class GroupSockets:
         """Listen at `bind_host`, known to others as `host`; port 0 takes a free one. Raises `MeshError` where it is taken.
 
         Args:
-            security: of the connections; by default, without a mesh's secret.
+            security: security of the connections; by default, without a mesh's secret.
         """
         security = security or LinkSecurity()
         family = socket.AF_INET6 if ":" in bind_host else socket.AF_INET
@@ -126,7 +126,7 @@ class GroupSockets:
         """Connect with the other members, until `forget`.
 
         Args:
-            meeting: of a group that this process was not in before.
+            meeting: members of a group that this process was not in before.
             connected: takes each member's connections, which are its own from then on.
             lost: is called with each member that cannot be reached.
         """

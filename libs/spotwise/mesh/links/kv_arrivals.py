@@ -66,7 +66,7 @@ class IncomingPush:
     """One push as it arrives; `over` once it is answered or dropped.
 
     Attributes:
-        part: which layers and heads it moves.
+        part: layers and heads that it moves.
         section: the memory of these, once it has a window.
         received: `[layers, blocks]` of its window, once it has one: cells whose bytes have arrived or are arriving.
         stored: chunks that are in their blocks.

@@ -27,7 +27,7 @@ class KvExports:
 
     Attributes:
         copies: threads that copy and checksum.
-        budget: of exported bytes.
+        budget: bytes that may be exported at a time.
         scratch: memory of each copy thread.
         chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
         stream_bytes: a chunk's minimum while its next layer is still computed.
@@ -59,7 +59,7 @@ class KvExports:
         Args:
             link: the caller holds one of its slots, which is released once the chunk is sent.
             frame: the chunk's header, without its payload's size and checksum.
-            block_ids: of the whole push.
+            block_ids: blocks of the whole push.
             on_sent: called on the loop once the chunk is sent, or will not be.
 
         Returns:

@@ -145,9 +145,9 @@ class Handshake:
     """One end of one handshake.
 
     Args:
-        hello: of this end, without a key and a wish.
-        peer_host: that of the other end; `None`: unknown.
-        can_seal: whether this end's payloads can be encrypted.
+        hello: this end's hello, without a key and a wish.
+        peer_host: host of the other end; `None`: unknown.
+        can_seal: this end's payloads can be encrypted.
 
     Raises:
         LinkRefusedError: they cannot, and have to be.

@@ -55,7 +55,7 @@ class LinkProtocol(Generic[F]):
     """What the frames of a link are.
 
     Attributes:
-        header_bytes: of an encoded header.
+        header_bytes: bytes of an encoded header.
         encode, decode: headers; the latter raises `FrameError`.
         why_not: the error where the ends of a link with these hellos, this one's first, cannot work together.
     """
@@ -156,8 +156,8 @@ class UcxLink(Generic[F]):
 
         Args:
             handshake: this end's.
-            hello: of this end.
-            accepted: whether the peer has connected.
+            hello: this end's hello.
+            accepted: the peer has connected.
             admit: returns the reason to refuse a peer that knows the secret.
 
         Raises:

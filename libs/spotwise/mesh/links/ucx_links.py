@@ -57,8 +57,8 @@ class UcxLinks(Generic[F]):
         Args:
             me: this end's hello.
             admitted_bytes: largest payload that a header may announce.
-            security: of all links; by default, without a secret.
-            can_seal: whether payloads can be encrypted: those in a device's memory cannot.
+            security: security of all links; by default, without a secret.
+            can_seal: payloads can be encrypted: those in a device's memory cannot.
         """
         self.refusals = RefusedConnections("transfer")
         self._security = security or LinkSecurity()

@@ -60,19 +60,19 @@ class UcxKvTransport:
 
         Args:
             memory: this worker's paged KV, accessed on copy threads.
-            incarnation: of this worker; pushes for another one are refused.
+            incarnation: incarnation of this worker; pushes for another one are refused.
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
             host: under which peers reach this worker; a loopback address restricts the listener to loopback.
             port: to listen on; 0 takes a free one.
-            push_timeout_s: of a push after its commit, and without progress before it, connecting included.
+            push_timeout_s: seconds of a push after its commit, and without progress before it, connecting included.
             chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
             stream_bytes: a chunk's minimum while its next layer is still computed.
             in_flight: chunks at once, per link and direction.
             exported_bytes: maximum that is exported and not sent yet, of all links.
             payloads: what the memory exports and imports; `None`: numpy arrays.
-            model_digest: of this worker's weights; peers with another one are refused.
+            model_digest: digest of this worker's weights; peers with another one are refused.
             window_wait_s: how long the first bytes of a push may be here before its `expect`.
-            security: of the links; by default, without a secret.
+            security: security of the links; by default, without a secret.
             watch: over the copies to and from the memory; `None`: none.
         """
         if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:

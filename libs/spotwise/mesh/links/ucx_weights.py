@@ -107,11 +107,11 @@ class UcxWeights:
 
     Args:
         source: what it gives.
-        device_id, incarnation: of the process.
+        device_id, incarnation: id and incarnation of the process.
         host: under which peers reach it; a loopback address restricts the listener to loopback.
         port: to listen on; 0 takes a free one.
         patience_s: a holder with a request that sends nothing for so long is lost.
-        security: of the links; by default, without a secret.
+        security: security of the links; by default, without a secret.
     """
 
     def __init__(

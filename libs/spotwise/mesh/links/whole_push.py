@@ -36,7 +36,7 @@ class WholePush:
     blocks, or more than the target reserved.
 
     Args:
-        num_layers: of the model.
+        num_layers: layers of the model.
         transport: its name, for reports.
         move: at the commit, with the number of pre-copied blocks; its `KvTransferError` need not name the push.
         pre_copy: copies the written blocks of a sequence that decodes on; `None` where these move with the commit too.

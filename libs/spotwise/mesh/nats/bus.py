@@ -63,7 +63,7 @@ def _tls_options(url: str, tls: PlaneTls | None) -> dict[str, Any]:
 
 class _Client(Client):
     """nats-py's client, but for a server that stands still: closing its socket would wait until the server reads what is under
-    way, and the client would never go on to another one.
+    way, and the client would never try another one.
     """
 
     async def _process_op_err(self, e: Exception) -> None:

@@ -1,4 +1,4 @@
-"""Which NATS server a client tries next: the nodes of a cluster in turn, never all clients at the same moment."""
+"""Order in which a client tries NATS servers: the nodes of a cluster in turn, never all clients at the same moment."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ class KeyRing:
 
     Attributes:
         revision: higher after every change; 0 where no key was ever made, or the store has forgotten.
-        keys: by name.
-        changed: by name, the revision of a key's last change; also of deleted ones, up to `MAX_DELETED`.
+        keys: keys by name.
+        changed: revision of each key's last change, by name; also of deleted ones, up to `MAX_DELETED`.
     """
 
     revision: int = 0

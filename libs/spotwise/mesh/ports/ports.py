@@ -216,7 +216,7 @@ class PayloadMemory(Protocol):
     imports: an array that UCX can read, with `nbytes`; so is a slice of it.
 
     Attributes:
-        on_host: whether payloads are numpy arrays, which can be encrypted.
+        on_host: payloads are numpy arrays, which can be encrypted.
     """
 
     @property

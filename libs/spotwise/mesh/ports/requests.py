@@ -1,5 +1,5 @@
 """The port of kept API requests (Redis): see `core/gateway/kept_request.py`. Every method raises `MeshError` where the store
-does not answer. A request that the store has forgotten has no other owner: its gateway goes on with it.
+does not answer. A request that the store has forgotten has no other owner: its gateway continues it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a process gives of its memory: sections of its KV, and weights."""
+"""Ports to a process's memory that transfers read: sections of its KV, and weights."""
 
 from __future__ import annotations
 

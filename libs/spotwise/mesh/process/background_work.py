@@ -1,4 +1,4 @@
-"""Work of a member that nobody awaits, and the reliable end of tasks."""
+"""Runs background tasks of a member, whose failure ends it, and ends tasks reliably."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What logs say: no line too often, one for each unexpected error of event handling, and counts of refused connections."""
+"""Log lines: none too often, one for each unexpected error of event handling, and counts of refused connections."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ class Pulse:
     """One process's file; the folder must exist.
 
     Args:
-        path: `None`: nobody looks.
+        path: the file; `None`: no supervisor looks at it.
     """
 
     def __init__(self, path: Path | None) -> None:

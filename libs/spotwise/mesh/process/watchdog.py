@@ -116,7 +116,7 @@ class Watchdog:
     """The watchdog of one process.
 
     Args:
-        limit_s: of parts that name none, and of the event loop; `None` ends nothing.
+        limit_s: limit of parts that name none, and of the event loop; `None` ends nothing.
         end: ends the process with a status, at once.
         monotonic: seconds.
         pulse_file: for the supervisor of the process (`pulse.py`).

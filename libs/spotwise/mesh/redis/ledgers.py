@@ -70,7 +70,7 @@ class RedisLedgers:
     Args:
         redis: the server.
         turn: surrounds each call.
-        room: of ledgers.
+        room: the ledgers' part of the store's memory budget.
     """
 
     def __init__(self, redis: Redis, turn: Turn, room: RedisRoom) -> None:

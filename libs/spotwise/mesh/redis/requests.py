@@ -32,7 +32,7 @@ from spotwise.mesh.redis.records import ATTEMPT_OF, OWNS
 from spotwise.mesh.redis.room import AGAIN, MOST_CALLS, ROOM, RedisRoom
 from spotwise.wire import subjects
 
-#: How long a request is kept that nobody writes to.
+#: Seconds for which a request is kept after its last write.
 KEPT_TTL_S = 3600
 #: How long a claim is at least: longer than any request runs. One whose request is gone counts for nothing.
 CLAIM_TTL_S = 86_400

@@ -61,7 +61,7 @@ class RedisResponses:
     Args:
         redis: the server.
         turn: surrounds each call.
-        budget: of all that is kept.
+        budget: memory budget of all entries that the store keeps for a while.
     """
 
     def __init__(self, redis: Redis, turn: Turn, budget: StoreBudget) -> None:

@@ -128,7 +128,7 @@ class RedisRoom:
         redis: the server.
         turn: surrounds each call.
         kind: what is kept.
-        budget: of all kinds.
+        budget: memory budget of all kinds.
     """
 
     def __init__(self, redis: Redis, turn: Turn, kind: Kind, budget: StoreBudget) -> None:

@@ -22,7 +22,7 @@ from spotwise.mesh.process.server_urls import SentinelUrl, is_sentinel_url
 #: What a server answers whose role changes, also from within a script: it stands anywhere in the error's text.
 _PASSING_ERRORS = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS", "UNBLOCKED", "TRYAGAIN")
 _CONNECT_TIMEOUT_S = 5.0
-#: A primary that stands still answers nobody and breaks no connection.
+#: A primary that stands still answers no client and breaks no connection.
 _PRIMARY_TIMEOUT_S = 1.0
 _SENTINEL_TIMEOUT_S = 0.5
 #: With up to a second between them: more than a fail-over takes. The store ends a call before (`redis_store.PATIENCE_S`).

@@ -54,7 +54,7 @@ class JournalEntry:
     """One event as recorded.
 
     Attributes:
-        number: of its line, from 2; the header is line 1.
+        number: number of its line, from 2; the header is line 1.
         now: when the role handled it, Unix seconds.
         commands: the role's, as `journal.encoded` writes them.
         error: type of the exception that the role raised.
@@ -121,7 +121,7 @@ class Difference:
 
     Attributes:
         index: the first command that differs, from 0; `None` where the exceptions differ.
-        recorded, replayed: that command or exception type; `None` where there is none.
+        recorded, replayed: the command or exception type at that place; `None` where there is none.
     """
 
     entry: JournalEntry

@@ -240,7 +240,7 @@ class ServiceHost:
 
     def _dropped(self, reason: Dropped, raw: BusMessage, detail: str) -> None:
         times = self.metrics.dropped(reason)
-        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: whoever sends them does not fill the log
+        if times & (times - 1) == 0:  # 1, 2, 4, 8, ...: their sender does not fill the log
             _log.warning("message_dropped", reason=reason.value, subject=raw.subject, error=detail[:200], times=times)
 
     def count_failure(self) -> None:

@@ -1,4 +1,4 @@
-"""Which modules are compiled, and where what they are compiled to lies.
+"""The modules that are compiled, and the folder of their libraries.
 
 A library is named after its sources: once one of them changes, it is not used any more."""
 

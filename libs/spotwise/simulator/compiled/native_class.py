@@ -1,4 +1,4 @@
-"""What a class with written-out methods (`explicit_classes.py`) needs to be a dataclass to others: to `dataclasses.replace` and
+"""Makes a class with written-out methods (`explicit_classes.py`) a dataclass to others: to `dataclasses.replace` and
 `fields`, to pickle and to pydantic."""
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class LanguageModel:
 
     Attributes:
         name: in profiles.
-        layers, heads, kv_heads, head_size: of the attention, possibly with grouped queries.
-        value_bytes: of one number in the KV cache.
+        layers, heads, kv_heads, head_size: sizes of the attention, possibly with grouped queries.
+        value_bytes: bytes of one number in the KV cache.
     """
 
     name: str
@@ -43,10 +43,10 @@ class MachineType:
     """A machine that serves one model with all its GPUs.
 
     Attributes:
-        cost: of its iterations with the model.
-        memory_bytes: of all its GPUs.
-        link_bytes_per_s: of its network, each way.
-        link_latency_s: of a transfer, after the last byte; the longer one of both ends counts. `None`: the world's.
+        cost: seconds of its iterations with the model.
+        memory_bytes: memory of all its GPUs.
+        link_bytes_per_s: bandwidth of its network, each way.
+        link_latency_s: seconds of a transfer after the last byte; the longer one of both ends counts. `None`: the world's.
         host_memory_bytes: for swapped-out KV.
         host_bytes_per_s: between all its GPUs and the host, each way; a GPU's PCIe 4 x16 carries about 25 GB/s.
     """

@@ -28,7 +28,7 @@ class ProfileRow:
         prompt_size: tokens of each request's prompt.
         batch_size: requests that ran together.
         token_size: requested output tokens.
-        prompt_s: of the batch's whole prompt phase.
+        prompt_s: seconds of the batch's whole prompt phase.
         token_s: mean of an iteration of its token phase.
     """
 

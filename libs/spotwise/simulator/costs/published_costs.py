@@ -1,6 +1,6 @@
 """Iteration costs as the published simulator has them (Patel et al., splitwise-sim at 8f99e7d, its performance model).
 
-Medians of a profile by prompt tokens are joined by lines, and the outer lines go on: a table falls where measurements fall.
+Medians of a profile by prompt tokens are joined by lines, and the outer lines extend: a table falls where measurements fall.
 Decodes read the table at their number, so they take about as long in any batch; prompts and decodes in one iteration take
 1.1 times the prompt time of all tokens.
 """

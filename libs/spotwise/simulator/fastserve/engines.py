@@ -42,7 +42,7 @@ class GpuEngine:
     """A model on its GPUs.
 
     Attributes:
-        cost: of an iteration through all stages.
+        cost: seconds of an iteration through all stages.
         kv_tokens, host_tokens: KV capacity of the device and of the host.
         host_bytes_per_s: between them, each way, all GPUs together.
         batch: sequences of an iteration at most.
@@ -111,7 +111,7 @@ class Queues:
     """Parameters of FastServe's queues.
 
     Attributes:
-        quantum_ratio: of each queue's quantum to that of the queue above.
+        quantum_ratio: ratio of each queue's quantum to that of the queue above.
         starve_limit_s: as in `MlfqPolicy`; `None` never promotes.
         when_full: policy for full KV memory.
         spare_slots: kept free with `PROACTIVE` (K).

@@ -40,7 +40,7 @@ class JobCase:
         engine: name of one of `ENGINES`.
         rate: jobs a second.
         jobs: number of arrivals.
-        cv: of the gaps between them.
+        cv: coefficient of variation of the gaps between them.
         batch, kv_tokens, host_bytes_per_s: as in `GpuEngine`; `None` for the engine's own.
     """
 
@@ -78,8 +78,8 @@ class JobSummary:
     """Figures of a run.
 
     Attributes:
-        jct_s, jct_per_token_s: by figure (`mean`, `p50`, `p95`, `p99`), of all jobs.
-        steady_jct_s, steady_jct_per_token_s: of the jobs in the middle.
+        jct_s, jct_per_token_s: figures (`mean`, `p50`, `p95`, `p99`) of all jobs.
+        steady_jct_s, steady_jct_per_token_s: figures of the jobs in the middle.
         live_at_last_arrival: unfinished jobs at the last arrival; under a steady load, some batches.
         utilisation: share of the time in which the engine, or each of its stages, computed, 0 to 1.
         peak_kv_tokens: most tokens with blocks, device and host.

@@ -76,7 +76,7 @@ class AzureSizes:
 
     Attributes:
         name: `conv` or `code`.
-        path: of the trace; `None` for its percentiles.
+        path: path of the trace; `None` for its percentiles.
         longest: prompt and output together, tokens.
     """
 

@@ -48,9 +48,9 @@ class JobScope:
     """Size of the studies.
 
     Attributes:
-        jobs: of a run of fixed length.
-        artifact_jobs: of the artifact's runs.
-        long_jobs: of runs whose middle is measured.
+        jobs: jobs of a run of fixed length.
+        artifact_jobs: jobs of the artifact's runs.
+        long_jobs: jobs of runs whose middle is measured.
         thin: take every other value of what varies, from the last one back.
         conv: the Azure conversation trace; `None` for its percentiles.
     """

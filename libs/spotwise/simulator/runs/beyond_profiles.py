@@ -1,4 +1,4 @@
-"""Where a run goes beyond what its machines' profiles measured: by kind of machine, and in all."""
+"""The parts of a run beyond the measurements of its machines' profiles: by kind of machine, and in all."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BeyondProfiles:
     """Which part of the iterations' time is extrapolated, of the kinds of machine whose profiles say how far they measured.
 
     Attributes:
-        share: of the time of all these machines together, 0 to 1.
+        share: share of the time of all these machines together, 0 to 1.
         kinds: at least one, in the cluster's order.
     """
 

@@ -19,11 +19,11 @@ class Case:
 
     Attributes:
         rate: requests a second; `None` for a trace's own.
-        seconds: of arrivals; `None` to the end of a trace.
+        seconds: time in which requests arrive; `None` to the end of a trace.
         model: name of one of `LANGUAGE_MODELS`; this and the next two are of the paper's machines only.
         decode_model: how iterations are timed. All but the honest one also take the published settings where they exist: known
             output lengths, all memory in use, no message latency.
-        profile: of the machines; `None` for the built-in costs.
+        profile: profile of the machines; `None` for the built-in costs.
         verdict_only: end the run at the first broken SLO. Only the verdict of its summary is valid then; requests unanswered by
             that time count as failed.
         changes: machines that come and go in the course of the run.

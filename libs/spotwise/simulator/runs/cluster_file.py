@@ -57,11 +57,11 @@ class MachineTerms(FileTable):
         price_per_h: US dollars; `None`: the paper's, or 0.
         power: in units of a DGX-A100's; `None`: the paper's, or 0.
         kv_tokens, kv_memory: KV cache, instead of the profile's.
-        link: of hand-offs, instead of the profile's.
+        link: link for hand-offs, instead of the profile's.
         host_memory: for swapped-out KV; `host_link`: to it, instead of the profile's.
         overlap_layers: as in `OwnMachine`.
         spot_trace: recording of when they are there, whose nodes they are.
-        notice_s: of machines that leave in the recording, where it does not say; 0: they fail.
+        notice_s: notice of machines that leave in the recording, where it does not say; 0: they fail.
     """
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")
@@ -101,8 +101,8 @@ class ObjectiveTerms(FileTable):
 
     Attributes:
         against: name of the machines that slowdowns are against, one of which is idle; `None`: the first.
-        slowdown: of TTFT, TBT and E2E.
-        seconds: of these and of ITL.
+        slowdown: bounds of TTFT, TBT and E2E.
+        seconds: bounds of these and of ITL.
     """
 
     against: str | None = None
@@ -127,7 +127,7 @@ class ClusterFile(FileTable):
         name: in tables; `None`: the file's.
         model: language model of the paper's machines.
         message_s: seconds of a message between members; `None`: the longest of the machines' profiles.
-        priorities: of the requests, each with its share.
+        priorities: priorities of the requests, each with its share.
     """
 
     name: str | None = None

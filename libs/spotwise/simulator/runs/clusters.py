@@ -16,8 +16,8 @@ class Hardware:
 
     Attributes:
         profile: its GPUs' name in profiles.
-        memory_bytes: of all its GPUs.
-        link_bytes_per_s: of its network, each way.
+        memory_bytes: memory of all its GPUs.
+        link_bytes_per_s: bandwidth of its network, each way.
         price_per_hour: US dollars.
         power: peak, in units of a DGX-A100's (Splitwise, table V).
     """
@@ -73,7 +73,7 @@ class Cluster:
     """Machines that serve together.
 
     Attributes:
-        groups: of the paper's machines, or of machines with profiles; machines have ids in their order.
+        groups: groups of the paper's machines, or of machines with profiles; machines have ids in their order.
     """
 
     name: str

@@ -39,7 +39,7 @@ class MachineChange:
         machines: how many.
         of: name of their kind; `None`: of any, the last of the cluster first. New machines are of the last group of it.
         notice_s: from a notice to the end.
-        for_s: of new machines: so long they stay, the last `notice_s` of it under notice; `None`: to the end.
+        for_s: stay of new machines, the last `notice_s` of it under notice; `None`: to the end.
     """
 
     __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
@@ -119,8 +119,8 @@ def changes_of(trace: SpotTrace, of: str, notice_s: float) -> tuple[int, tuple[M
     """Return how many machines of a kind are there at the start of a recording of instances, and how they come and go.
 
     Args:
-        notice_s: of instances that leave, where the recording does not say; 0: they fail. Their notice comes before they are
-            gone, at their start at the earliest.
+        notice_s: notice of instances that leave, where the recording does not say; 0: they fail. Their notice comes
+            before they are gone, at their start at the earliest.
     """
     first, changes = 0, []
     for life in trace.lives():

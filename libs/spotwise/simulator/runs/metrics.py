@@ -33,15 +33,16 @@ class RunMetrics:
 
     Attributes:
         latencies: seconds by metric; `itl` are gaps between tokens, over all tokens of all requests.
-        pools: by name, in order of their first iteration.
-        by_priority: of `METRICS`, by the requests' priority.
-        output_tokens: of completed requests; `prompt_tokens` and `cached_tokens`, those found in prefix caches, as well.
+        pools: figures of each pool, by name, in order of their first iteration.
+        by_priority: latencies of `METRICS`, by the requests' priority.
+        output_tokens: output tokens of completed requests; `prompt_tokens` and `cached_tokens`, those found in prefix
+            caches, as well.
         finishes: answer times, seconds from the start.
 
     Args:
         uncontended: reference of slowdowns.
         pool_of: the pool of each machine, by its id.
-        objectives: of the verdict.
+        objectives: objectives of the verdict.
         has_priorities: keep latencies by priority, too.
         lost: ends the run at the first broken SLO; `None` lets it run to its end.
         beyond: counts iterations beyond what the machines' profiles measured; `None`: nothing does.
@@ -167,7 +168,7 @@ class Verdict:
     """Whether SLOs hold.
 
     Attributes:
-        slowdowns: by metric.
+        slowdowns: slowdown of each metric.
         failed: requests without an answer.
         seconds: latencies, by metric, of those with objectives in seconds.
     """

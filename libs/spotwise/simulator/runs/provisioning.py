@@ -40,7 +40,7 @@ class Provisioned:
     Attributes:
         split: `None` where none holds within the bounds.
         tried: every simulated split, and whether its SLOs held for all seeds.
-        runs: of the split.
+        runs: runs of the split.
     """
 
     split: Split | None

@@ -25,7 +25,7 @@ class RecordedCluster:
 
     Attributes:
         home_pools: the pool of each worker, in order of their ids.
-        kv_blocks, kv_block_size: of every worker.
+        kv_blocks, kv_block_size: blocks of every worker, and tokens of a block.
     """
 
     home_pools: tuple[Pool, ...]

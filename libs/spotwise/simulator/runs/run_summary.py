@@ -23,7 +23,7 @@ class PoolSummary:
         machines: at the start.
         utilisation: share of their time in iterations, 0 to 1.
         mean_decodes: decoding sequences of an iteration, mean over iterations.
-        tokens, time_shares: the share of the busy time spent in iterations of at most so many tokens.
+        tokens, time_shares: the share of the busy time spent in iterations of at most that many tokens.
     """
 
     machines: int
@@ -42,11 +42,12 @@ class RunSummary:
         ended_s: simulated end of the last request.
         requests_per_s: steady state, between a quarter and three quarters of all answers.
         output_tokens_per_s: at that rate.
-        latencies_s: by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`), as far as measured.
-        pools: by name; a pool of several kinds of machine has a name for each.
-        price_per_hour: of all machines at the start, US dollars.
+        latencies_s: latencies by metric (`ttft`, `tbt`, `e2e`, `itl`) and figure (`mean`, `p50`, `p90`, `p99`), as far
+            as measured.
+        pools: figures of each pool, by name; a pool of several kinds of machine has a name for each.
+        price_per_hour: price of all machines at the start, US dollars.
         spent_usd: on all machines, each as long as it was there, until the last request's end.
-        power: of all machines at the start, in units of a DGX-A100's.
+        power: power of all machines at the start, in units of a DGX-A100's.
         handoffs, handoff_bytes: KV transfers between machines.
         preemptions: sequences that lost their blocks.
         wall_s: real seconds; the only figure that varies between runs of a case.
@@ -54,7 +55,7 @@ class RunSummary:
         moved, recomputed: requests of machines that left, with their KV and computed again.
         restarted: requests of such machines whose prompts were queued, computed or handed over.
         by_priority: latencies as `latencies_s`, without `itl`, by the requests' priority where the load has several.
-        cached_share: of the completed requests' prompt tokens, those found in prefix caches; `None` without these.
+        cached_share: share of the completed requests' prompt tokens that were found in prefix caches; `None` without these.
         beyond_profile: the part of the time that the machines' profiles did not measure; `None` where none says how far it did.
     """
 

@@ -25,8 +25,8 @@ class Limit:
     """The highest rate at which a cluster keeps all SLOs.
 
     Attributes:
-        rates: by seed, requests a second; 0 where not even one step holds.
-        runs: of the search, in the order of their rates and seeds.
+        rates: rate of each seed, requests a second; 0 where not even one step holds.
+        runs: runs of the search, in the order of their rates and seeds.
     """
 
     rates: tuple[float, ...]

@@ -1,4 +1,4 @@
-"""How a simulated cluster batches, swaps and routes; the defaults are the mesh's."""
+"""Policies of a simulated cluster: batching, swapping and routing; the defaults are the mesh's."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class ServingPolicy:
         starve_limit_s: with MLFQ, seconds that a sequence waits below the top queue; 0 promotes none, `None` is the mesh's
             own rule.
         chunk_tokens: token budget of an iteration (chunked prefill); `None` runs prompts whole.
-        max_num_seqs, max_prompt_tokens: of an iteration.
+        max_num_seqs, max_prompt_tokens: limits of an iteration.
         decodes_pause: prompts that fill an iteration run without decodes.
         max_stall_s: seconds that a prompt may delay decodes, or alone what arrives; 0 is no bound.
         when_full, spare_slots, burst_queues: as in `SwapPolicy`; swapping needs machines with host memory.

@@ -1,4 +1,4 @@
-"""Whether a run reached a steady state: by Little's law, whether few of its requests were live at once.
+"""Decides if a run reached a steady state: by Little's law, if few of its requests were live at once.
 
 A mean latency of a tenth of the time in which requests arrive means that a tenth of all were live at a time. With more, the run
 filled up for a good part of its time, or arrivals exceed what is served and latencies grow with the run's length.

@@ -39,9 +39,9 @@ class Study(Generic[_Case]):
     """Lines compared at several places.
 
     Attributes:
-        name: of files and documents.
+        name: name of its files and documents.
         axes: what varies, with units.
-        points: by place, then by line.
+        points: points by place, then by line.
     """
 
     name: str
@@ -129,7 +129,7 @@ class Headline:
         paper: lowest and highest of the paper's range, equal for one number; `None` where it prints none.
         ours: the same of ours.
         why: why they may differ.
-        is_close: whether ours is about the paper's; `None` where that has no number.
+        is_close: our number is about the paper's; `None` where the paper has no number.
     """
 
     name: str

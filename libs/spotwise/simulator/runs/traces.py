@@ -49,7 +49,7 @@ class TraceSizes:
     """The sizes of a trace, drawn with replacement; [requests] each, prompt and output of a line together if `jointly`.
 
     Attributes:
-        blocks: of the prompts, where the trace has their hashes and requests are drawn `jointly`.
+        blocks: blocks of the prompts, where the trace has their hashes and requests are drawn `jointly`.
     """
 
     prompt_tokens: IntArray

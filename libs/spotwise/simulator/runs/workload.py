@@ -58,11 +58,11 @@ class ClusterWorkload:
 
     Attributes:
         name: without a path that of a synthetic workload, `code` or `conv`.
-        path: of a trace; `None` draws sizes with the published percentiles.
-        kind: of arrivals; the trace's own need a path.
+        path: path of a trace; `None` draws sizes with the published percentiles.
+        kind: kind of arrivals; the trace's own need a path.
         jointly: draw a prompt with its output instead of each alone.
         block_tokens: tokens of a block that the trace's hashes name.
-        priorities: of the requests, drawn at random by their shares; empty: all are alike, or as their source says.
+        priorities: priorities of the requests, drawn at random by their shares; empty: all are alike, or as their source says.
     """
 
     name: str
@@ -88,7 +88,7 @@ class ClusterWorkload:
 
         Args:
             rate: requests a second. A trace's own gaps are scaled to this mean rate; `None` leaves them.
-            seconds: of arrivals; `None` to the end of the trace.
+            seconds: time in which requests arrive; `None` to the end of the trace.
 
         Raises:
             TraceError: the trace cannot be read.

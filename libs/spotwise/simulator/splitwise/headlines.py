@@ -77,7 +77,7 @@ class _Row:
     Attributes:
         published: the reason with published times, where it is known.
         fixed: the reason with every decode model; `None` where the decode model matters.
-        is_provisioned: whether the cluster's machines were searched.
+        is_provisioned: the cluster's machines were searched.
     """
 
     name: str

@@ -36,8 +36,8 @@ class ClusterScope:
 
     Attributes:
         workloads: `code` and `conv`.
-        seconds: of arrivals in each run.
-        seeds: of which limits are means.
+        seconds: time in which requests arrive in each run.
+        seeds: seeds whose mean a limit is.
         model, decode_model, profile: as in `Case`.
     """
 
@@ -89,7 +89,7 @@ class ClusterFindings:
     """Results of the searches.
 
     Attributes:
-        limits: of the paper's clusters.
+        limits: highest rates of the paper's clusters.
         saturated: requests a second answered under three times the limit, by design.
         cheapest: splits for the paper's numbers of machines, by question.
     """

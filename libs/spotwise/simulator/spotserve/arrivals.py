@@ -24,7 +24,8 @@ class SpotArrivals:
 
     Attributes:
         times_s: arrival times, ascending.
-        input_tokens, output_tokens: of each request; where `sizes` differ, what configurations are chosen for.
+        input_tokens, output_tokens: tokens of each request; where `sizes` differ, the tokens that configurations are
+            chosen for.
         sizes: input and output tokens by request; empty where all are of one size.
     """
 
@@ -123,7 +124,7 @@ def changing_arrivals(
 
     Args:
         rates: pairs of a start time and requests a second; the first from 0 s.
-        cv: of the gaps, were the rate 1 throughout.
+        cv: coefficient of variation of the gaps, were the rate 1 throughout.
 
     Raises:
         ValueError: a number is out of range, or the rates are not in order from 0 s.

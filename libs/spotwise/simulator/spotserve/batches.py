@@ -24,8 +24,8 @@ class ArtifactPipeline:
         bound: requests assigned to it that wait for its batch to end.
         width: sequences that a step is paid for.
         epoch: raised when events scheduled for the pipeline become stale.
-        began_s, fixed_s, step_s, steps: of the running batch: start, seconds before the first step, seconds per step, and steps
-            until a request ends.
+        began_s, fixed_s, step_s, steps: the running batch's start, seconds before the first step, seconds per step, and
+            steps until a request ends.
     """
 
     number: int

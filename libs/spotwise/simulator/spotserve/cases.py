@@ -48,7 +48,7 @@ class Availability:
     """Which instances are available when.
 
     Attributes:
-        file: of a trace, in the data's folder; `None` for a fixed fleet.
+        file: name of a trace's file in the data's folder; `None` for a fixed fleet.
         fixed_nodes, fixed_s: size of a fixed fleet, and seconds it is measured.
         from_s, until_s: part of the trace; `None` to its end.
     """
@@ -91,7 +91,7 @@ class Load:
         file: the artifact's list of requests; `None` draws them.
         rate: requests a second, drawn.
         rates_file: rates of each minute, instead of `rate`.
-        cv: of the gaps.
+        cv: coefficient of variation of the gaps.
     """
 
     file: str | None = None
@@ -147,7 +147,7 @@ class SpotSummary:
 
     Attributes:
         requests: all that arrived; `unanswered` of them were not answered when the run ended, for the reason `why_unanswered`.
-        latency_s: of those answered, by figure (`mean`, `p50`, `p90`, `p99`, `max`); empty without any.
+        latency_s: latencies of the answered requests, by figure (`mean`, `p50`, `p90`, `p99`, `max`); empty without any.
         counted, counted_latency_s: requests that the artifact would count, and their latency by figure.
         in_time: requests answered within `deadline_s`.
         deadline_s: `DEADLINE_FACTOR` times the latency alone.

@@ -47,7 +47,7 @@ class SpotInstance:
         ready_s: when it joins.
         leaves_s: preemption time, hidden from the system until the notice; `None` if it stays.
         deadline_s: the same, once notified.
-        ready: whether it has joined.
+        ready: the instance has joined.
         gone_s: actual preemption time.
     """
 

@@ -1,8 +1,9 @@
 """The market of a simulated fleet: core's own decision and keeper buy and give back instances, while a trace takes them.
 
-Law: the decision knows what a planner does: the load of the last seconds, prices, what the keeper reports. A spot instance has
-a node of the trace as in a mesh (`files.traced_nodes`); one on demand stays until it is given back. Purchases are answered at
-once, and instances are ready `start_s` later. One that leaves is given back once no pipeline uses it.
+The decision has a planner's inputs: the load of the last seconds, prices, the keeper's reports. A spot instance has a node of
+the trace as in a mesh (`files.traced_nodes`); one on demand stays until it is given back. Purchases are answered at once, and
+instances are ready `start_s` later. One that leaves is given back once no pipeline uses it.
+
 Simulated seconds are the Unix time of all messages. No message is lost or late: that is for the whole-mesh test.
 """
 
@@ -48,7 +49,7 @@ class FleetMarket:
 
     Args:
         max_batch: B of all pipelines.
-        nodes: of the spot instances.
+        nodes: nodes of the spot instances.
         running: returns the requests that are computed now.
         happens: takes what happens to instances.
     """

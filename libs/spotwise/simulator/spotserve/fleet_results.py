@@ -1,4 +1,4 @@
-"""What a system made of a user's fleet and load: latencies, what was not served, and when requests were open."""
+"""Results of a system on a user's fleet and load: latencies, unserved requests, and times with open requests."""
 
 from __future__ import annotations
 

@@ -73,8 +73,8 @@ def own_model(
     """Return a model on instances of the profile's devices.
 
     Args:
-        shape: of the profiled model.
-        devices: of an instance.
+        shape: dimensions of the profiled model.
+        devices: devices of an instance.
         device_bytes: for weights and KV on a device; `None`: as the profiled worker had.
         max_batch: B; `None`: the largest power of two up to 32 whose usual requests fit the profiled KV cache.
 

@@ -20,7 +20,7 @@ class Job:
 
     Attributes:
         number: its index in arrival order.
-        input_tokens, output_tokens: of its prompt, and to make.
+        input_tokens, output_tokens: tokens of its prompt, and tokens to generate.
         decoded: output tokens made and kept.
         kv_tokens: tokens with KV on a pipeline; 0 without any.
         interruptions: times that its batch was stopped, or migrated with a pause.

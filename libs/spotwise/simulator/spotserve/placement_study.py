@@ -49,7 +49,7 @@ class PlacementFinding:
         trace: its second half is served on.
         fitted_on: the trace whose lives the hazard is fitted on.
         steady: instances that are never preempted, besides those of the trace.
-        outcomes: by rule, one a seed.
+        outcomes: outcomes by rule, one a seed.
     """
 
     trace: str
@@ -93,7 +93,7 @@ def study_placements(
     instance may be preempted; and on its own first half with `steady` instances that are not.
 
     Args:
-        traces: by name; events in order of time.
+        traces: traces by name; events in order of time.
         seeds: at least two.
     """
     for name, events in traces.items():

@@ -37,11 +37,11 @@ class PlacementSetting:
 
     Attributes:
         rate_per_s: Poisson arrivals, requests a second.
-        median_tokens, spread, longest_tokens: of log-normal output lengths; `spread` is the standard deviation of the
-            logarithm.
-        length_error: of the length estimate at placement: standard deviation of its logarithm.
-        step_s, request_step_s: of an iteration, and for each request in it.
-        prompt_token_s: of a prompt token, or of a recomputed one.
+        median_tokens, spread, longest_tokens: parameters of log-normal output lengths; `spread` is the standard
+            deviation of the logarithm.
+        length_error: error of the length estimate at placement: standard deviation of its logarithm.
+        step_s, request_step_s: seconds of an iteration, and for each request in it.
+        prompt_token_s: seconds of a prompt token, or of a recomputed one.
         slots: concurrent requests of an instance; more wait.
         notice_s: seconds from the notice to the preemption; a notified instance receives no requests.
         interruption_s: seconds of user time that an interruption is weighted with.
@@ -68,7 +68,7 @@ class PlacementOutcome:
     """Outcome of one run.
 
     Attributes:
-        interruptions: of requests; one may be interrupted again.
+        interruptions: interruptions of requests; one may be interrupted again.
         recomputed_tokens: prompt and output, over all interruptions.
         mean_latency_s: E2E.
     """
@@ -93,7 +93,7 @@ def place_requests(
         events: the whole trace, by time; instances still up at its end stay until all requests have ended.
         from_s: earliest arrival.
         hazard: estimated preemption hazard of the trace's instances.
-        seed: of requests, and of random placement.
+        seed: seed of requests, and of random placement.
     """
     return _PlacementRun(events, from_s, hazard, setting, rule, seed).run()
 

@@ -48,9 +48,9 @@ class FleetPricing:
     """The prices of one type of instance.
 
     Attributes:
-        zone: of nodes that `places` does not have, or not with a zone; `None`: unknown.
-        places: by node; one without an entry is spot.
-        begins_s: of the run, on the clock of the prices.
+        zone: zone of nodes that `places` does not have, or not with a zone; `None`: unknown.
+        places: zone and market of each node; one without an entry is spot.
+        begins_s: beginning of the run, on the clock of the prices.
     """
 
     prices: PriceList

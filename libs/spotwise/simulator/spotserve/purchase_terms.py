@@ -16,7 +16,7 @@ class PurchaseTerms:
 
     Attributes:
         kind: the type of all instances.
-        offers: of that type.
+        offers: offers of that type.
         limit: instances at once; `None` for as many as there are.
         refused_s: an offer that was refused is not asked for for so long.
     """

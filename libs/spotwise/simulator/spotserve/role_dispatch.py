@@ -66,7 +66,7 @@ class RolePipeline:
 
     Attributes:
         serves_from_s: when its weights and KV have arrived.
-        id, home_pool: of its machine.
+        id, home_pool: id and home pool of its machine.
         moved: requests whose KV is in transfer to it, until it serves.
         machine: `None` until it serves.
     """

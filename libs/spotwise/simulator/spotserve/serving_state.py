@@ -31,9 +31,9 @@ class Planned:
         staying: instances that it may use.
         begins_s: when pipelines stop.
         migration_s: predicted T_mig.
-        deadline_s: of the first preemption; `None` without a notice.
+        deadline_s: deadline of the first preemption; `None` without a notice.
         runs_on: pipelines expected not to stop.
-        is_formed: by `begins_s`, new pipelines have their weights.
+        is_formed: new pipelines have their weights by `begins_s`.
     """
 
     config: ParallelConfig
@@ -60,7 +60,7 @@ class ServingState:
 
     Attributes:
         config: deployed; `None` before the first.
-        positions: by device, with the data present or in transfer.
+        positions: position of each device, with the data present or in transfer.
         deadlines_s: when each pipeline loses its first device, where it does.
     """
 

@@ -75,8 +75,8 @@ class SpotScope:
 
     Attributes:
         data: the artifact's folder, beside Bamboo's.
-        seeds: of bursty arrivals.
-        hours: of whole traces; `None` for all.
+        seeds: seeds of bursty arrivals.
+        hours: hours of whole traces; `None` for all.
     """
 
     data: Path

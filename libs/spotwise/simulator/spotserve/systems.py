@@ -44,7 +44,7 @@ class SpotSystem:
             (ADR 31); where the notice is too short for that, as SpotServe does.
         keeps: keeps its configuration until another one is needed or pays for the change, by the planner's own rule
             (`core.fleet.kept_choice`); otherwise it has the best one at any time (SpotServe).
-        phases: whether phases may be disaggregated.
+        phases: phases may be disaggregated.
         latency: what its optimizer minimises.
     """
 
@@ -89,7 +89,7 @@ class SpotModel:
 
     Attributes:
         cost: seconds of a batch on a configuration.
-        memory: which pipelines its devices have memory for.
+        memory: decides which pipelines its devices have memory for.
         max_batch: the largest B.
         devices: accelerators of an instance.
         device_bytes: memory of each, as far as `memory` counts bytes.
@@ -116,11 +116,11 @@ class SpotSurroundings:
         gather_s: at most, that SpotServe delays a reconfiguration to cover more events; as the mesh does.
         slowdown: a batch's seconds over the profile's.
         restart_s: to restart engines, without weights (fitted: 20 s).
-        switch_s: to build groups anew in a migration (artifact: 0.5 s).
-        move_s: of a request's move where new pipelines are formed ahead, without its bytes.
-        network_bytes_per_s: of an instance, each way.
+        switch_s: to rebuild groups in a migration (artifact: 0.5 s).
+        move_s: seconds of a request's move where new pipelines are formed ahead, without its bytes.
+        network_bytes_per_s: bandwidth of an instance, each way.
         local_bytes_per_s: within an instance, of a device.
-        storage_bytes_per_s: of an instance, from weight storage.
+        storage_bytes_per_s: bandwidth of an instance from weight storage.
         buffer_bytes: U_max, of transient buffers on an instance.
         window_s: over which the arrival rate is measured where none is given.
     """

@@ -1,4 +1,4 @@
-"""What a worker that counts in groups holds, when a role goes on with it."""
+"""Work of a worker that counts in groups, as a role takes it over."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ class AggregateWork:
 
     Attributes:
         held: in order of arrival.
-        group: of the decodes among them.
+        group: group of the decodes among them.
         began_s: start of the iteration that runs; `None` where none does.
         decodes_run: in that iteration; else they pause.
         is_noted: `learned.budget` knows of that iteration.
-        last_token_s: of the decodes that have run here.
-        used_blocks: of all; `peak_blocks`: so far.
+        last_token_s: time of the last token of the decodes that have run here.
+        used_blocks: blocks of all; `peak_blocks`: the most so far.
         learned: what outlasts them; without sequences.
     """
 

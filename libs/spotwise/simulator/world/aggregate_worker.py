@@ -1,8 +1,8 @@
 """A machine's worker while memory is ample: its decodes are counted in groups and not one by one (iteration-level scheduling:
 Orca, section 4.1; whole prompts, first come, first served: Splitwise, section 4.3).
 
-Law: as long as every sequence finds a row and blocks, it does what `SteppedWorker` does, at the same times to the last bit.
-What would need a decision about rows or blocks makes it go on stepwise before that decision, with the same sequences.
+As long as every sequence finds a row and blocks, it does what `SteppedWorker` does, at the same times to the last bit.
+Before an event that needs a decision about rows or blocks it continues stepwise, with the same sequences.
 A decode costs work when it joins and when it ends; an iteration costs the same for any batch.
 """
 
@@ -216,7 +216,7 @@ class AggregateWorker:
             if tokens and tokens + held.prompt_tokens > self._max_prompt_tokens:
                 break
             if not self._policy.grows and entering + held.blocks > free_blocks:
-                break  # it waits, and all behind it: nobody is preempted
+                break  # it waits, and all behind it: no sequence is preempted
             if rows + taken >= self._max_rows and held.number > self._newest_decode:
                 break  # the same, behind all that have rows
             taken += 1

@@ -1,7 +1,7 @@
 """The decodes of one worker, which all make a token in each iteration.
 
-Law: a decode's tokens and blocks follow from the clock, which counts iterations, and from what it had when it joined.
-Growth is counted by what tokens leave over in the last block: in each iteration one such class of decodes begins a block.
+A decode's tokens and blocks follow from the clock, which counts iterations, and from its tokens and blocks when it joined.
+Growth is counted by the tokens that fill a part of the last block: in each iteration one such class of decodes begins a block.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ class CountedDecodes:
     """Decodes, from the moment at which they can run.
 
     Attributes:
-        size: of them, those included that join with the next run.
+        size: number of decodes, those included that join with the next run.
         context: tokens that they attend to in their next iteration, all together.
         clock: iterations that have ended.
 

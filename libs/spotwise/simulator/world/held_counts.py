@@ -1,4 +1,4 @@
-"""What a heartbeat tells of the requests that a worker holds, counted as they come, go on and leave."""
+"""A heartbeat's figures of the requests that a worker holds, counted as they come, change and leave."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ class HeldCounts:
     """Counts over requests by their stages; a request is removed before its stage changes, and added again after it.
 
     Attributes:
-        pending_prompt_tokens: of prompts that are not computed.
-        remaining_tokens: that requests which decode here may make at most.
-        entry_blocks: that waiting prompts need.
+        pending_prompt_tokens: tokens of prompts that are not computed.
+        remaining_tokens: tokens that requests which decode here may make at most.
+        entry_blocks: blocks that waiting prompts need.
         prompts_in_place, prompts_to_hand_off: as in `WorkerLoad`, like the others.
     """
 

@@ -1,4 +1,4 @@
-"""What a worker that counts in groups keeps of one request."""
+"""A request on a worker that counts in groups."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ class HeldRequest:
         prompt_tokens: 0 of a reservation whose KV has not arrived.
         new_tokens: at most, as ordered; `kv_tokens`: of a reservation, those of its prompt included.
         target: the reservation that its KV is handed off to; `None` where it decodes here.
-        blocks: that it has, or a waiting prompt needs, without those that it grows by in its token phase.
+        blocks: blocks that it has, or a waiting prompt needs, without those that it grows by in its token phase.
         record, progress: once they are being loaded; `is_loaded`: the worker knows it.
-        began_at, known_tokens: of a decode: the group's clock at its first iteration there, and the tokens that it has then.
+        began_at, known_tokens: the group's clock at a decode's first iteration there, and the tokens that it has then.
         made_before, may_make: tokens that it has made here by then, and may make at most, those included.
-        has_joined: that iteration has begun.
+        has_joined: its first iteration there has begun.
         was_handed: its prompt was computed elsewhere.
         preemptions: so far.
     """

@@ -17,7 +17,7 @@ class HostLink:
 
     Args:
         bytes_per_s: each way.
-        block_bytes: of a block of KV.
+        block_bytes: bytes of a block of KV.
         queue: the clock.
         receive: handles the machine's events.
     """

@@ -1,4 +1,4 @@
-"""Iterations of one batch, one behind the other, timed without their members: a run goes on until a decode ends or the batch
+"""Iterations of one batch, one behind the other, timed without their members: a run lasts until a decode ends or the batch
 changes."""
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ class IterationRun:
     """The run of one machine, if any.
 
     Attributes:
-        shape: of its first iteration.
+        shape: the first iteration's batch.
         rows: decodes in each of its iterations; 0 with prompts alone.
         steps: iterations that are not taken.
         began_s: start of the running one.
@@ -83,7 +83,7 @@ class IterationRun:
             self._end_with(end_s)
 
     def stop(self) -> None:
-        """Call nobody any more."""
+        """Cancel the completion callback."""
         self.steps = 0
 
     def _end_with(self, end_s: float) -> None:

@@ -23,9 +23,9 @@ class LiveRequest:
     """A live request.
 
     Attributes:
-        record: of its current attempt.
+        record: record of its current attempt.
         later_prompts: submitted after this one, the whole prompt last; empty where this is the whole one.
-        workers: of its current attempt, prompt worker and token worker, once assigned.
+        workers: prompt worker and token worker of its current attempt, once assigned.
     """
 
     arrival: Arrival

@@ -29,7 +29,7 @@ class Machine:
 
     Args:
         kind: its hardware, and the pool it starts in.
-        phase: of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
+        phase: phase of its heartbeats, at least 0 and below 1, so that not all machines beat at once.
     """
 
     def __init__(self, machine_id: str, kind: SimulatedMachine, phase: float, around: Surroundings) -> None:

@@ -1,4 +1,4 @@
-"""What a machine and its worker know of each other."""
+"""The interface between a machine and its worker."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ class Link:
     Attributes:
         latency_s: after a transfer's last byte; the longer one of its two links counts.
         transfers: in order of their start.
-        carried_bytes: of transfers that ended or were cancelled.
+        carried_bytes: bytes of transfers that ended or were cancelled.
     """
 
     bytes_per_s: float

@@ -1,4 +1,4 @@
-"""What a simulated run reports: each request and each iteration once, when it ends."""
+"""Reports of a simulated run: each request and each iteration once, when it ends."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Arrival:
         at_s: seconds from the start of the run.
         prompt_tokens: at least 1.
         output_tokens: at least 1, the first one included.
-        blocks: of the prompt, where its content is known.
+        blocks: block hashes of the prompt, where its content is known.
         priority: the lower the earlier, where the policies heed it.
     """
 
@@ -36,8 +36,8 @@ class CompletedRequest:
 
     Attributes:
         first_token_s, finished_s: seconds from the start of the run.
-        cached_tokens: of its prompt, found in the prefix cache of the worker that computed the rest of it.
-        machines: of its prompt and its tokens, in the last attempt; `None` unless `WorldSettings.reports_machines`.
+        cached_tokens: tokens of its prompt that were found in the prefix cache of the worker that computed the rest of it.
+        machines: machines of its prompt and its tokens, in the last attempt; `None` unless `WorldSettings.reports_machines`.
     """
 
     arrival: Arrival

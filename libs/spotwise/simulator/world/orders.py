@@ -18,16 +18,16 @@ class IterationOrder:
     """Iterations that run, one after the other.
 
     Attributes:
-        shape: of the first iteration.
+        shape: batch of the first iteration.
         counted_s: end of the last iteration taken, or start of the first one; in a pipeline, of its last stage.
         look_s: next time with something to do: no later than the end of the last iteration.
 
     Args:
         batch: rows of the first iteration.
         steps: number of iterations.
-        cost: of the machine.
+        cost: costs of the machine.
         now: start of the first iteration.
-        pipeline: of the engine; `None` where nothing else runs meanwhile.
+        pipeline: the engine's pipeline; `None` where nothing else runs meanwhile.
     """
 
     def __init__(

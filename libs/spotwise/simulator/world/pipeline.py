@@ -1,4 +1,4 @@
-"""When iterations leave a pipeline: its stages have equal layers and take iterations in order (Orca, section 4.2)."""
+"""Times at which iterations leave a pipeline: its stages have equal layers and take iterations in order (Orca, section 4.2)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a trace tells of a prompt's content: hashes of its blocks. Two prompts begin alike as far as their hashes are equal."""
+"""Hashes of a prompt's blocks, its content in a trace. Two prompts begin alike as far as their hashes are equal."""
 
 from __future__ import annotations
 

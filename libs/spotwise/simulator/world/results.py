@@ -1,4 +1,4 @@
-"""What a simulated world reports of its machines at its end; requests and iterations are reported as they end."""
+"""Totals of a simulated world's machines at its end; requests and iterations are reported as they end."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class MachineResult:
     Attributes:
         home_pool: at the end.
         sent: KV hand-offs that it made.
-        sent_bytes: of these, and the sent part of cancelled hand-offs.
+        sent_bytes: bytes of these, and the sent part of cancelled hand-offs.
         preemptions: sequences that lost their blocks.
         peak_kv_tokens: most tokens with blocks at an iteration's start, device and host.
         swapped_out_bytes, swapped_in_bytes: KV copied to the host, and back.

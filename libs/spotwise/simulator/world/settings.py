@@ -30,7 +30,7 @@ class Overlap:
     """Overlap of a prompt's KV hand-off with its prefill.
 
     Attributes:
-        crossover_tokens: a chunk of at least so many tokens is sent layer by layer, each while the next is computed; a smaller
+        crossover_tokens: a chunk of at least as many tokens is sent layer by layer, each while the next is computed; a smaller
             one when it is complete (Splitwise, section 4.4: 512 on H100). `None` sends nothing early.
         layers: `None`: the model's.
     """
@@ -55,9 +55,9 @@ class WorldSettings:
     """Settings that hold for the whole world.
 
     Attributes:
-        policy: of workers without one of their own; its `max_in_flight` are the stages of each machine's pipeline. Prefix
-            caching, on all machines or on none, needs arrivals with `blocks`, and its machines are stepped: their roles handle
-            every sequence.
+        policy: policy of workers without one of their own; its `max_in_flight` are the stages of each machine's
+            pipeline. Prefix caching, on all machines or on none, needs arrivals with `blocks`, and its machines are
+            stepped: their roles handle every sequence.
         limits: time-outs of the scheduler.
         pools: how the scheduler chooses machines, and when it returns them to their home pool. Prefixes are remembered only
             with prefix caching.
@@ -65,11 +65,11 @@ class WorldSettings:
             length.
         knows_output: an oracle instead: `max_tokens` is the true output length, and all of it is reserved (the published
             simulator).
-        memory_share: of a machine's memory, for weights and KV.
+        memory_share: share of a machine's memory for weights and KV.
         kv_block_size: tokens of a block.
-        overlap: of transfers with prefill, at machines without one of their own.
-        control_latency_s: of every message between members, the request and the client's tokens included.
-        link_latency_s: of a transfer, after its last byte, at machines without a latency of their own.
+        overlap: overlap of transfers with prefill, at machines without one of their own.
+        control_latency_s: latency of every message between members, the request and the client's tokens included.
+        link_latency_s: latency of a transfer, after its last byte, at machines without a latency of their own.
         private_link_bytes_per_s: every transfer has a link of this rate for itself, whatever the machines have (the published
             simulator); `None` lets transfers share the links of their machines.
         heartbeat_s: between two heartbeats of a machine whose load changed.

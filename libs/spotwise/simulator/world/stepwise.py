@@ -1,4 +1,4 @@
-"""How a worker's sequences go from being counted in groups to a role that handles each of them, and back."""
+"""Hands a worker's sequences over from group counting to a role that handles each of them, and back."""
 
 from __future__ import annotations
 

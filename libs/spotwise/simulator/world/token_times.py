@@ -1,4 +1,4 @@
-"""When each token of each request was made: at its iteration's end, with the gap since the previous one."""
+"""Times of each request's tokens: each at its iteration's end, with the gap since the previous one."""
 
 from __future__ import annotations
 

@@ -53,9 +53,9 @@ class DeviceSession:
     """Carries out the orders of one stream.
 
     Args:
-        device: of this process.
-        leader_id: of the stream's leader.
-        part: of its groups.
+        device: the device of this process.
+        leader_id: id of the stream's leader.
+        part: the part that the device computes in the leader's groups.
         report: sends a report to the leader.
     """
 

@@ -34,9 +34,9 @@ class DeviceParts:
     """`Parts` with an engine each.
 
     Args:
-        settings: of the device.
+        settings: the device's settings.
         sockets: for exchanges with other machines.
-        host: of the device.
+        host: the device's host.
     """
 
     def __init__(self, settings: WorkerSettings, sockets: GroupSockets, host: ServiceHost) -> None:

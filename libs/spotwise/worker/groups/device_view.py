@@ -14,8 +14,8 @@ class ProcessView:
     """An `EngineView` of one process.
 
     Args:
-        device_id: of its device.
-        workers: that it leads.
+        device_id: id of its device.
+        workers: workers that it leads.
     """
 
     def __init__(self, device_id: str, workers: RuntimeView) -> None:

@@ -1,4 +1,4 @@
-"""What the members of a group exchange through: memory where they share a machine, else TCP."""
+"""Chooses the exchange of a group's members: memory where they share a machine, else TCP."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Forms a leader's group, and forms it anew whenever it is broken.
+"""Forms a leader's group, and forms it again whenever it is broken.
 
 The devices are named to the leader, by position; or as many as register with its id are given positions, and keep those that
 they had. They load their parts side by side. A device that does not answer any more is left out once its registration has
-expired: it may be stopped, and go on later. One that refuses its part is left alone for a while, and others are taken instead.
-Where a group that was whole cannot be formed anew because a device has less memory now, its worker ends, and starts again with
+expired: it may be stopped, and continue later. One that refuses its part is left out for a while, and others are taken instead.
+Where a group that was whole cannot be formed again because a device has less memory now, its worker ends, and starts again with
 as many KV blocks as its devices hold: none of its sequences lives then.
 """
 
@@ -63,11 +63,11 @@ class GroupFormation:
     Args:
         host: the leader.
         part: the leader's.
-        engine: of the group.
+        engine: the group's engine.
         form: the group's orders, but for epoch, position, memory and exchange.
         offer: the leader's.
         exchange: opens what its groups exchange through.
-        device_ids: of the others, by position; empty: any that register with the leader's id.
+        device_ids: ids of the others, by position; empty: any that register with the leader's id.
         on_place: called with the leader's place in each group, and with `None` when it is in none.
         blocks: returns the KV blocks of a group whose members offer this, by position; `None`: it does not depend on that.
     """

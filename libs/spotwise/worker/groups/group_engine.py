@@ -2,7 +2,7 @@
 
 The devices receive what the leader's engine does, in the same order. An iteration has ended when the device that samples says
 so; by then all members have written its KV. Where a member is gone nothing is undone or waited for: the engine is lost,
-with all sequences, until the group is formed anew.
+with all sequences, until the group is formed again.
 """
 
 from __future__ import annotations

@@ -60,9 +60,9 @@ class GroupKvTransport:
 
     Args:
         open_own: makes the transport of the leader's part, given what to call when that part of a hand-off has arrived.
-        own_share: of the leader, once its transport has an address.
+        own_share: the leader's share, once its transport has an address.
         on_handoff: called on the loop, once for each hand-off that is complete.
-        num_layers: of the leader's part.
+        num_layers: layers of the leader's part.
     """
 
     def __init__(

@@ -46,10 +46,10 @@ class GroupPart:
 
     Args:
         store: the process's weights.
-        loads: of the process, held while a part loads: until it has, its share of the weights is not known.
+        loads: the process's lock on loading, held while a part loads: until it has, its share of the weights is not known.
         fetch: finds out who has weights that are missing for a share, of those first that a plan names.
-        niceness: of the threads that compute.
-        sockets: of this process.
+        niceness: niceness of the threads that compute.
+        sockets: TCP connections of this process.
         patience_s: after which a silent member of its group is gone.
         watch: over its engine.
     """
@@ -96,7 +96,7 @@ class GroupPart:
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is in a group of which nobody is gone."""
+        """Whether this process is in a group and all members are alive."""
         return self._exchange is not None and self._exchange.is_whole
 
     @property

@@ -1,4 +1,5 @@
-"""What forming a group needs of its leader's part and engine: with torch (`group_part.py`, `group_engine.py`), or simulated."""
+"""Ports of a leader's part and engine to the formation of its group: with torch (`group_part.py`, `group_engine.py`),
+or simulated."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class LeadersPart(Protocol):
 
     @property
     def is_whole(self) -> bool:
-        """Whether it is in a group of which nobody is gone."""
+        """Whether this process is in a group and all members are alive."""
 
     @property
     def is_complete(self) -> bool:

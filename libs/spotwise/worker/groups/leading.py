@@ -42,11 +42,11 @@ async def lead_worker(
 
     Args:
         view: shows the worker to engine control.
-        parts: of the process.
+        parts: parts of the process.
         process: leads.
-        settings: of the worker: its id, its pool, P and M.
-        kind: of the worker.
-        order: of a planner, which names the other processes; `None`: they are those that register with the worker's id.
+        settings: settings of the worker: its id, its pool, P and M.
+        kind: kind of the worker.
+        order: a planner's order, which names the other processes; `None`: they are those that register with the worker's id.
 
     Returns:
         Whether the group's processes stay in the mesh.

@@ -27,7 +27,7 @@ class PartTransfers:
 
     Attributes:
         pushes: under way, for the iterations that write their KV.
-        share: of the group's KV, once it listens.
+        share: part of the group's KV, once it listens.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
 """The weights that a device has from others of the mesh, and gives to them.
 
 Before a part is loaded, the device asks those that serve the same model what they keep, and gets what it lacks from them, in
-the model's order. What nobody has, or nobody gives any more, is read from the model folder afterwards.
+the model's order. Weights that no device has, or gives any more, are read from the model folder afterwards.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class PeerWeights:
     Args:
         device: the device.
         holders: finds other devices that may have weights.
-        store: of its weights.
-        settings: of its process.
+        store: the device's weights.
+        settings: settings of its process.
     """
 
     def __init__(
@@ -114,8 +114,8 @@ class PeerWeights:
         """Ask others what they have of what is missing for a share; `WeightFetch.run` gets it, while nothing else loads.
 
         Args:
-            share: of the model.
-            plan: of all devices of a group.
+            share: share of the model.
+            plan: plan of all devices of a group.
         """
         if not self._settings.peer_weights or not self._store.missing(share):
             return WeightFetch(self._end, self._store, share, {}, self._settings.weight_buffer_bytes)

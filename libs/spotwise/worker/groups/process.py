@@ -67,7 +67,7 @@ class DeviceProcess:
     Args:
         members: its connections to the mesh.
         host: its device.
-        settings: of the device; `settings.pool` and P x M are those of its first worker, if it leads one.
+        settings: settings of the device; `settings.pool` and P x M are those of its first worker, if it leads one.
         parts: what it computes.
         exchange_address: where it takes the connections of a group's members, `host:port`.
         lead: serves a worker.

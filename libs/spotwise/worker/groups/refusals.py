@@ -1,8 +1,8 @@
 """Devices that have refused their part of a group, and how long each is left alone.
 
-Law: a pause doubles with every refusal in a row, up to `LONGEST_PAUSE_S`; it is of one incarnation: a process that was started
-again is asked at once. What was refused may be had later, since memory is freed and files are mended, so nobody is left out for
-good.
+A pause doubles with every refusal in a row, up to `LONGEST_PAUSE_S`; it is of one incarnation: a process that was started
+again is asked at once. A refused request may succeed later, since memory is freed and files are mended, so no process is left
+out for good.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """One fetch of the weights that a part lacks, from the devices that have them: as the plan says, where there is one.
 
-Law: panels are asked for in the plan's order, then in the model's; of the holder that the plan names, if it has them.
+Panels are requested in the plan's order, then in the model's; from the holder that the plan names, if it has them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LAST = 1 << 30
 @dataclass(frozen=True, slots=True)
 class FetchedWeights:
     """What a device has got from others for a part: bytes, by holder, and seconds; `unplanned_bytes`: from others than the plan
-    says; `put_off_bytes`: what nobody gave.
+    says; `put_off_bytes`: what no device gave.
     """
 
     bytes_from: Mapping[str, int]
@@ -49,9 +49,9 @@ class WeightFetch:
     """What is missing for a share, and who has it.
 
     Args:
-        end: of this device's links.
-        store: of its weights.
-        share: of the model.
+        end: the end of this device's links.
+        store: the device's weights.
+        share: share of the model.
         holders: what others keep in the same layout, by address.
         buffer_bytes: U_max.
         planned: what the plan has this device get, in its order.

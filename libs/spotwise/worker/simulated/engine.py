@@ -57,7 +57,7 @@ class SimulatedEngine:
     Args:
         cost: seconds of an iteration.
         words: token ids to sample from.
-        name: of what it simulates, for people.
+        name: name of the simulated hardware, for people.
         host_link: seconds of a swap.
         measured: range of the cost's profile; the first iteration beyond each of its figures is logged.
     """

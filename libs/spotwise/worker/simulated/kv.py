@@ -83,7 +83,7 @@ class TimedKvTransport:
     Args:
         on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
         link: seconds of a hand-off; at the simulation's speed.
-        block_bytes: of one block, all layers.
+        block_bytes: bytes of one block, all layers.
         push_timeout_s: a push takes no longer than this.
     """
 

@@ -1,4 +1,4 @@
-"""Who may use the API, and how much of it."""
+"""Access to the API: authentication by key, rate limits and quotas."""
 
 from __future__ import annotations
 

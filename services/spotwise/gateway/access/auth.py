@@ -74,7 +74,7 @@ class Caller:
     """Whose key a request carried.
 
     Attributes:
-        name: of the key, and its tenant; empty for a key without a name, or an open API.
+        name: name of the key, and its tenant; empty for a key without a name, or an open API.
         record: the key, with its scopes and limits; None for one of the environment, which has all of the former and none of
             the latter.
     """

@@ -1,4 +1,4 @@
-"""What is done with a request's body: read within bounds, understood on the loop or off it, as its size and its content say.
+"""Reads a request's body within bounds, and parses it on the event loop or off it, by its size and content.
 
 A body that is refused has cost its reading, and perhaps a grammar's compilation: it counts as a request of its key.
 """

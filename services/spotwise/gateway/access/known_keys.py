@@ -2,7 +2,7 @@
 
 A gateway holds every key of the store and asks each second whether they have changed, so that a request costs no look-up and an
 unknown key no memory. An unknown key of the right form makes the gateway look at once, a few times a second at most: a key that
-was just made works. While the store is away, known keys go on, and unknown ones are answered with a 503. A store that has
+was just made works. While the store is away, known keys still work, and unknown ones are answered with a 503. A store that has
 forgotten keys, all (a restart without persistence) or the latest (a fail-over), gets them back from the gateways that know
 them, beside those that were made in it since; one that has forgotten that a key was deleted forgets the key.
 """
@@ -42,9 +42,9 @@ class KnownKeys:
 
     Args:
         configured: keys of the environment; they have all scopes and no limits.
-        clock: of expiries.
+        clock: time against which keys expire.
         store: keys of the mesh; None: there are none.
-        file: of further keys, read again when it changes; with one, clients need a key whatever it holds.
+        file: file with further keys, read again when it changes; with one, clients need a key whatever it holds.
         is_loopback: only this machine reaches the API.
         allow_anonymous: see `requires_key`.
     """

@@ -58,7 +58,7 @@ class _KeyBook:
     """What this gateway has to report of a key.
 
     Attributes:
-        given_back, given_back_today, day, ended, undone: of the next settlement.
+        given_back, given_back_today, day, ended, undone: figures of the next settlement.
         unanswered: settlements that the store may have.
         asking: asks that are under way.
         running: asks whose requests run.
@@ -114,10 +114,10 @@ class Reservation:
     Args:
         headers: how the key stands, for the answer.
         settle: takes the tokens that were used.
-        prompt_tokens: that are computed for it.
+        prompt_tokens: prompt tokens that are computed for it.
 
     Attributes:
-        earlier_tokens: of its answer, counted where they were computed.
+        earlier_tokens: tokens of its answer that were counted where they were computed.
     """
 
     def __init__(
@@ -158,9 +158,9 @@ class Continued:
     """A request that another connection or gateway had before.
 
     Attributes:
-        earlier_tokens: of its answer, which are counted there.
-        is_alive: that gateway counts what it computes; the prompt is computed again because its client wants it so.
-        is_first: the request goes on for the first time.
+        earlier_tokens: tokens of its answer that are counted there.
+        is_alive: the other gateway counts what it computes; the prompt is computed again because its client wants it so.
+        is_first: the request is continued for the first time.
     """
 
     earlier_tokens: int
@@ -178,7 +178,7 @@ class Quotas:
 
     Args:
         store: where all gateways count; None: each by itself.
-        clock: of this gateway's own counts.
+        clock: time of this gateway's own counts.
         source: this process, for the store.
         count_limited: receives the limit of every refusal.
     """
@@ -222,8 +222,8 @@ class Quotas:
 
         Args:
             caller: whose it is.
-            prompt_tokens: of its prompts, each counted once.
-            outputs: of each sequence the most tokens, and whether its client set no bound.
+            prompt_tokens: tokens of its prompts, each counted once.
+            outputs: the most tokens of each sequence, and whether its client set no bound.
             continued: where it was counted before.
 
         Raises:

@@ -58,7 +58,7 @@ def plan_chat_request(
         text: the model's facts.
         options: the server's limits.
         terms: what is known of the request beside its body.
-        id_prefix: of the answer's id.
+        id_prefix: prefix of the answer's id.
         may_fill_context: a bound that the context has no room for is the context's.
     """
     require_model(request.model, options)
@@ -114,7 +114,7 @@ def chat_token_ids(
         text: the model's template and tokenizer.
         add_special_tokens: as a prompt of completions has them; templates write their own.
         truncation: cuts the rendered chat.
-        tools: that the model may call.
+        tools: tools that the model may call.
 
     Raises:
         ApiError: 400, with the parameter at fault.

@@ -63,7 +63,7 @@ def plan_embeddings(
         body: as it was parsed.
         text: tokenizer of the model.
         options: the server's limits, and what the model's embeddings are.
-        key_name: of the key that the request came with; may be empty.
+        key_name: name of the key that the request came with; may be empty.
         client_request_id: the client's own; empty without one.
         deadline_unix_s: at which the client gives up; `None` without one.
 

@@ -1,7 +1,7 @@
-"""How responses are written: OpenAI's response object with its items, whole, or as its numbered events.
+"""Writes responses: OpenAI's response object with its items, whole, or as its numbered events.
 
 Items follow one another: what the model thinks, says and calls, in its order; one that is begun ends the one before. What is
-written depends on the tokens alone, one at a time, so that a stream which goes on elsewhere has the same items and numbers.
+written depends on the tokens alone, one at a time, so that a stream has the same items and numbers at another gateway.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ class ItemsFormat(AnswerFormat):
         return [orjson.dumps(self._response(self._status, usage))]
 
     def not_stored(self) -> None:
-        """Answer `"store": false`: nobody finds the response by its id."""
+        """Answer `"store": false`: no request finds the response by its id."""
         self._head = {**self._head, "store": False}
 
     @property

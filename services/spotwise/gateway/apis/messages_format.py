@@ -1,4 +1,4 @@
-"""How `POST /v1/messages` writes its answers: Anthropic's message of content blocks, whole or as the events of a stream."""
+"""Writes answers of `POST /v1/messages`: Anthropic's message of content blocks, whole or as the events of a stream."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ class MessagesFormat(AnswerFormat):
 
     def _close(self) -> Iterator[bytes]:
         if self._is_open:
-            if self._blocks[-1].kind == "thinking":  # nobody signs it here
+            if self._blocks[-1].kind == "thinking":  # no signature exists here
                 yield self._of_block("content_block_delta", delta={"type": "signature_delta", "signature": ""})
             yield self._of_block("content_block_stop")
             self._is_open = False

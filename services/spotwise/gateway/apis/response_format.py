@@ -1,4 +1,4 @@
-"""How chats and completions write their answers: OpenAI's objects, with vLLM's `stop_reason` and token ids.
+"""Writes answers of chats and completions: OpenAI's objects, with vLLM's `stop_reason` and token ids.
 
 Log-probabilities, by far the largest part, are written as they come.
 """

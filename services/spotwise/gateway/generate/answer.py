@@ -102,13 +102,13 @@ class GenerationResponse(Response):
         text: tokenizer of the model.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
-        position: what the client has of a stream, which goes on after it; events carry no ids where there is none.
+        position: what the client has of a stream, which continues after it; events carry no ids where there is none.
         ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
-        headers: of the response.
+        headers: headers of the response.
         reservation: what the request has taken of its key's limits; it is settled at the end.
         keep: awaited with the body of the whole answer, before the client learns that it is whole; gives whether it is kept,
             and the answer says where not.
-        outlives_connection: the request goes on where its client leaves, and its reservation with it.
+        outlives_connection: the request continues where its client leaves, and its reservation with it.
         explained: says of an error that ends the answer what the client is to know.
         work: where the answer is written.
         room: for its log-probabilities.

@@ -1,7 +1,7 @@
-"""How an answer is written: by what, whole or as events of a stream, and where: a few tokens on the event loop, many off it.
+"""Schedules the writing of an answer, whole or as a stream: a few tokens on the event loop, many in a thread.
 
 An answer grows with its sequences, their tokens and the alternatives of each, and may be there all at once: a prompt's
-log-probabilities, or the tokens of a request that goes on elsewhere. So work is counted in *scores*: one for each token, and
+log-probabilities, or the tokens of a request that continues here. So work is counted in *scores*: one for each token, and
 one for each of its log-probabilities. Several thousand small parts in a row are as long as a large one: after some of them the
 loop has a turn.
 """

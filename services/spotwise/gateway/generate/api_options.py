@@ -73,7 +73,7 @@ class ApiOptions:
         cors_origins: origins whose pages may use the API from a browser; `*` is every one.
         default_max_tokens: bound of output tokens of a chat without one; `None` fills the context.
         shares_prefixes: prompts of different keys share the KV of equal beginnings.
-        sampling: of requests that do not say.
+        sampling: sampling parameters of requests that set none.
         least_priority: below which no client may ask for.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
@@ -81,7 +81,7 @@ class ApiOptions:
         max_answer_logprobs: most log-probabilities of one answer, alternatives included.
         stream_keep_alive_s: silence after which a stream gets a comment; 0: never.
         embeddings: what those of the model are.
-        adapters: of the model, which requests may name instead.
+        adapters: adapters of the model, which requests may name instead.
         aliases: further names of the model and of adapters, with what each stands for; see `model_aliases`.
         stores_responses: responses are found again by their ids, unless they say otherwise.
     """

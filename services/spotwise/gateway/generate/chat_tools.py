@@ -1,4 +1,4 @@
-"""The tools of a chat: what the model is told of them, what it must write, and how that is read."""
+"""Tool calling for one chat: prompt rendering, output grammar, and parsing."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class ToolUse:
     """The tools of a request.
 
     Attributes:
-        tools: that the model is told of; none where it shall call none.
-        callable_tools: that it may call.
+        tools: tools that the prompt describes; none where the model shall call none.
+        callable_tools: tools that it may call.
         form: how it writes its messages; `None` where all of them are text.
         is_required: it has to call one.
         is_named: the client has named which.

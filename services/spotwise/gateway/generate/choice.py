@@ -47,7 +47,7 @@ class ChoiceText:
         stop_reason: the stop string or stop token id of the client that ended it; `None` for the model's own end.
         is_first: the first piece with tokens.
         prompt_logprobs: with that, of each token of the prompt, where they were requested; `None` for its first.
-        parts: of the message, where the text is more than what the model says; else `None`.
+        parts: parts of the message, where the text is more than what the model says; else `None`.
         ends_with_calls: with the last piece, the message is for its calls of tools.
         is_cut_json: with the last piece, the JSON that the model wrote lacks its end.
     """
@@ -76,7 +76,7 @@ class Choice:
     Args:
         text: the model's text.
         rules: how tokens become text.
-        sequence: that generates it.
+        sequence: the sequence that generates it.
 
     Attributes:
         output_tokens: counted so far.

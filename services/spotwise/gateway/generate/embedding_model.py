@@ -1,4 +1,4 @@
-"""How a model's prompts become embeddings: as its folder says, in the layout of sentence-transformers, or as the operator does.
+"""Embedding configuration of a model: from its folder, in the layout of sentence-transformers, or from the operator.
 
 A folder that says nothing has none, for the head of a chat model reads hidden states that were trained for nothing else. One
 that needs what is not computed here has none either, and a request is told what it is.
@@ -31,7 +31,7 @@ class EmbeddingModel:
     """What a model's embeddings are.
 
     Attributes:
-        pooling: of a prompt's hidden states; `None`: the model has no embeddings.
+        pooling: pooling of a prompt's hidden states; `None`: the model has no embeddings.
         reason: why it has none.
         normalizes: they have the length 1, unless a request says otherwise.
         size: numbers of one; `None` where the folder does not say.

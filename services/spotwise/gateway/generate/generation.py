@@ -23,7 +23,7 @@ class EarlierTokens:
     Attributes:
         epoch: their last attempt; 0 without any.
         deltas: the tokens that they saved, in order, from the first on.
-        model_digest: of the weights that drew them.
+        model_digest: digest of the weights that drew them.
         stop: as they had fitted it to the workers; `None` where nothing was submitted.
         chunk: the tokens as they are saved, where they may have to be saved again.
     """
@@ -62,7 +62,7 @@ class SequenceSpec:
         client_request_id: what the client calls the request; empty where it gave no id.
         owner: under which the request is kept, and its tokens are saved; empty where it is not.
         earlier: its tokens so far, where this gateway has taken it over.
-        adapter: of the model, with which it is computed; `None`: without one.
+        adapter: adapter of the model with which it is computed; `None`: without one.
     """
 
     prompt_token_ids: tuple[int, ...]

@@ -45,9 +45,9 @@ class EndedSequence:
     """The measurements of a sequence that produced a token.
 
     Attributes:
-        prompt_tokens: of its prompt.
+        prompt_tokens: tokens of its prompt.
         max_tokens: bound of its output tokens.
-        output_tokens: that it produced.
+        output_tokens: tokens that it produced.
         prefill_s: from the beginning of its prefill to its first token; `None` where a later attempt brought that.
         decode_s: from its first token to its last.
     """
@@ -137,7 +137,7 @@ class GatewayMetrics:
     Attributes:
         registry: as given.
         queue_time_s: histogram; seconds that a sequence waited before its prefill began.
-        ended: of what is over.
+        ended: measurements of sequences and requests that are over.
     """
 
     def __init__(self, registry: CollectorRegistry, model_name: str, context_length: int = 131_072) -> None:
@@ -205,7 +205,7 @@ class GatewayMetrics:
         self._not_kept = Counter(
             "spotwise_not_kept", "Requests and responses that the store did not keep.", labels, registry=registry
         )
-        # Without the names of keys: whoever reads metrics need not know the tenants.
+        # Without the names of keys: readers of metrics need not know the tenants.
         self._limited = Counter(
             "spotwise_rate_limited",
             "Requests refused by a limit of their key.",

@@ -40,7 +40,7 @@ class MessageGrammar:
     """What a message has to look like.
 
     Attributes:
-        tools: that may be called.
+        tools: tools that may be called.
         calls: `required`, or where the model pleases (`auto`); with no tools there are none.
         is_single: one call at most.
         is_partial: the model knows of other tools, which it must not call.
@@ -152,7 +152,7 @@ def grammar_of(
 
     Args:
         response_format, structured_outputs: what its answer has to look like.
-        check: of the model's tokens.
+        check: checks grammars against the model's tokens.
         message: the calls and the reasoning beside the answer.
 
     Raises:

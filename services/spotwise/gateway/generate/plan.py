@@ -76,7 +76,7 @@ class TextRules:
     """How tokens become the text of the answer, the same for all sequences of a request.
 
     Attributes:
-        stop_tables: of the strings that end the text.
+        stop_tables: tables of the strings that end the text.
         include_stop: what stopped the sequence, string or token, stays in the text.
         min_tokens: stop strings count from this token on.
         skip_special_tokens: special tokens give no text.
@@ -112,7 +112,7 @@ class RepeatedRequest:
     """A request as its answer repeats it, of endpoints whose answers do.
 
     Attributes:
-        fields: of the answer's object.
+        fields: fields of the answer's object.
         items: the conversation that the answer follows on, a list in JSON; empty where it is not stored.
         is_stored: the answer is found again by its id.
         called: what the client calls functions that are not plain ones of its own, by the model's names.
@@ -132,7 +132,7 @@ class GenerationPlan:
         request_id: id of the answer; the sequences' ids begin with it.
         sequences: in order of the choices.
         rules: tokens to text.
-        prompt_tokens: of all prompts, each counted once.
+        prompt_tokens: tokens of all prompts, each counted once.
         stream: answer as server-sent events.
         include_usage: end a stream with the usage.
         return_token_ids: the answer holds token ids beside the text.
@@ -141,10 +141,10 @@ class GenerationPlan:
         repeated: what the answer says of the request.
         scope: whose it is; see `caller_scope`.
         ignored: names of what the request wished for in vain; see `parameters.py`.
-        sends_positions: events of a stream have ids, from each of which it can go on.
+        sends_positions: events of a stream have ids, from each of which it can continue.
         counts_in_chunks: each chunk of a stream holds the usage of its choice so far.
         spells_ids: log-probabilities name tokens by their ids.
-        prompt_hash: of what the model reads: the prompts, and the adapter that it reads them with.
+        prompt_hash: hash of what the model reads: the prompts, and the adapter that it reads them with.
         scores: log-probabilities that the answer is expected to have.
     """
 
@@ -176,7 +176,7 @@ class PlannedBody:
     """A request's plan, and the body that it was made of.
 
     Attributes:
-        body_hash: of its content, whatever the order of its fields; empty where it can not be kept.
+        body_hash: hash of its content, whatever the order of its fields; empty where it cannot be kept.
     """
 
     plan: GenerationPlan
@@ -244,7 +244,7 @@ def plan_generation(
         prompts: at least one.
         text: the model's facts.
         options: the server's limits.
-        id_prefix: of the answer's id: `chatcmpl-`, `cmpl-`, `resp_`.
+        id_prefix: prefix of the answer's id: `chatcmpl-`, `cmpl-`, `resp_`.
         terms: what is known of the request beside its body.
         max_tokens: as the client gave it; 0 requests the prompt's scores alone.
         max_tokens_param: name under which it did.

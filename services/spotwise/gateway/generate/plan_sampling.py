@@ -33,8 +33,8 @@ def sampling_of(
     Args:
         request: the checked parameters.
         text: the model's facts.
-        defaults: of parameters that the request does not have.
-        stop_token_ids: that end the text.
+        defaults: values of parameters that the request does not have.
+        stop_token_ids: tokens that end the text.
         logprobs: alternatives a token; `None` for no log-probabilities.
         message: what calls and reasoning beside the output have to look like.
 

@@ -15,7 +15,7 @@ def require_choices(n: int | None, num_prompts: int, max_n: int, max_sequences: 
 
     Args:
         n: as the client gave it.
-        num_prompts: of the request.
+        num_prompts: prompts of the request.
         max_n: most choices a prompt.
         max_sequences: most sequences a request, prompts times choices.
 

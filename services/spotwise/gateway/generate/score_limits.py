@@ -28,10 +28,10 @@ class ScoredAnswer:
     """What an answer has log-probabilities of.
 
     Attributes:
-        prompt_tokens: of each prompt.
-        choices: of each prompt.
+        prompt_tokens: tokens of each prompt.
+        choices: choices of each prompt.
         of_prompt_token: log-probabilities of a prompt's token, those of its alternatives included; 0 without any.
-        of_new_token: of a token that the model generates.
+        of_new_token: log-probabilities of a token that the model generates.
     """
 
     prompt_tokens: Sequence[int]
@@ -54,8 +54,8 @@ class ScoredAnswer:
 
         Args:
             request: the checked parameters.
-            prompt_tokens: of each prompt.
-            choices: of each prompt.
+            prompt_tokens: tokens of each prompt.
+            choices: choices of each prompt.
             logprobs: alternatives of each token of the text; `None` for no log-probabilities.
             echoes: the text begins with the prompt.
             score_only: the model generates nothing.
@@ -113,7 +113,7 @@ class ScoreRoom:
     """The log-probabilities of all answers that are written or sent.
 
     Args:
-        most_of_one: of one answer.
+        most_of_one: the most log-probabilities of one answer.
     """
 
     def __init__(self, most_of_one: int) -> None:

@@ -2,12 +2,12 @@
 
 `REQUEST_ID.POSITION`; the position is opaque to clients. It has the tokens of each choice that the client has received, a
 checksum of their ids, and which choices are over; then, how many it has of the events that follow on those. Text and
-log-probabilities follow from the tokens, whatever pieces they came in; with another checksum the stream would go on with
+log-probabilities follow from the tokens, whatever pieces they came in; with another checksum the stream would continue with
 another answer.
 
 Balancers and proxies cut what says nothing for a minute, which a queue or a long prompt exceeds. A comment is no event, has no
 position, and comes after the headers only. One reader (`vllm bench serve`) drops the blanks round whatever the network gives,
-and so takes a comment for the beginning of the next event: that one comes behind another comment, with which it begins anew.
+and so takes a comment for the beginning of the next event: that one comes behind another comment, with which it begins again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class ChoicePosition:
 
 
 class StreamPosition:
-    """How much of an answer of several choices a client has; `events`: so many of those that follow on its tokens."""
+    """A client's position in an answer of several choices; `events`: the number of events after its tokens."""
 
     def __init__(self, request_id: str, choices: Sequence[ChoicePosition], events: int = 0) -> None:
         self.request_id = request_id
@@ -112,7 +112,7 @@ class EventStream:
 
     Args:
         send: ASGI's.
-        position: what the client has of the stream, which goes on after it; events carry no ids where there is none.
+        position: what the client has of the stream, which continues after it; events carry no ids where there is none.
         keep_alive: what breaks a silence.
         silence_s: after which it does; 0: never.
     """

@@ -1,4 +1,4 @@
-"""One sequence on its way to its client: what has come of it, and how far its record and its submission are."""
+"""Buffers one sequence's tokens between the mesh and its HTTP response, and tracks its record and submission."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class TokenStream:
             store takes its time for.
         submission: the work of submitting the current attempt, while it lasts.
         has_record: a write has begun.
-        submitted_epoch: of the last attempt that a scheduler may know of; 0 where it may know of none.
+        submitted_epoch: epoch of the last attempt that a scheduler may know of; 0 where it may know of none.
         num_tokens: tokens that its client has not taken.
         is_parked: its client takes too little, and nothing is generated for it.
     """

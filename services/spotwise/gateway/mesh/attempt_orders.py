@@ -1,4 +1,4 @@
-"""What a gateway sends of an attempt: its record to the store, its order to the schedulers, and both their ends."""
+"""Sends a gateway's orders for an attempt: its record to the store, its order to the schedulers, and the end of both."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ class SubmissionTerms:
 
     Attributes:
         model: the name that it serves.
-        recovery: of what is lost.
+        recovery: limits of recovery from lost workers and messages.
         store_timeout_s, submit_timeout_s: how long it waits for the store, and for a scheduler.
-        max_unread_tokens: that it holds for a client which does not read.
+        max_unread_tokens: tokens that it holds at most for a client which does not read.
     """
 
     model: str
@@ -52,9 +52,9 @@ class AttemptOrders:
     Args:
         host: store and bus.
         terms: names and patience.
-        is_open: whether an attempt, by choice id and epoch, is the current one of an open request.
+        is_open: tells whether an attempt, by choice id and epoch, is the current one of an open request.
         most_kv_tokens: tokens that the largest KV cache in the mesh holds now; 0 where no worker is ready.
-        saver: of kept requests' tokens.
+        saver: saves the tokens of kept requests.
         feed: gives the role an answer, or a failure.
     """
 

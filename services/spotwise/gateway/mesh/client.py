@@ -89,7 +89,7 @@ class MeshGeneration:
 
     Attributes:
         ends_soon: the process has been told to end, and serves on for a moment.
-        is_leaving: the process ends: what it cancels goes on elsewhere.
+        is_leaving: the process ends: the requests that it cancels continue elsewhere.
     """
 
     ends_soon = False

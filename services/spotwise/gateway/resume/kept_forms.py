@@ -1,4 +1,4 @@
-"""The forms in which a plan and its tokens are kept, from which another gateway goes on.
+"""The forms in which a plan and its tokens are kept, from which another gateway continues.
 
 A chunk of them is the index of its choice (none for the first), the digest of the weights that drew them and a `TokenBatch`,
 with blanks between. To read or write many is work for a thread.

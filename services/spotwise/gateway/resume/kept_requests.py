@@ -2,7 +2,7 @@
 
 Every stream, and every request with an `Idempotency-Key` or `X-Spotwise-Resumable: true`, is kept in the store: its form at
 once, its tokens every second (`token_saver.py`). Any gateway can take it over from there: the store knows one owner at a time,
-and a gateway that has lost a request ends its own attempts. A resumable request (the latter two) goes on for a while without
+and a gateway that has lost a request ends its own attempts. A resumable request (the latter two) continues for a while without
 its client, and its answer is kept for a while; any other one is cancelled when its client leaves.
 """
 
@@ -175,7 +175,7 @@ class KeptRequests:
             return
         taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
         attempts = {} if taken is None or taken.ending is not None else taken.attempts
-        try:  # the ending first: whoever streams it tells its client why it has ended
+        try:  # the ending first: the gateway that streams it tells its client why it has ended
             if taken is not None and taken.ending is None:
                 kept_s = self._kept_s(kept.request)
                 await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))

@@ -1,4 +1,4 @@
-"""The processes that own kept requests: whether the one that another gateway is asked to go on for lives."""
+"""The processes that own kept requests: tells if the owner of a request that another gateway is to continue is alive."""
 
 from __future__ import annotations
 

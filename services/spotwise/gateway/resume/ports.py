@@ -1,4 +1,4 @@
-"""What keeping requests needs of the mesh and of its store, and how long requests are kept."""
+"""Ports to the mesh and the store for kept requests, and the seconds for which requests are kept."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from spotwise.mesh.ports.requests import KeptRequestStore
 
 @dataclass(frozen=True, slots=True)
 class KeepingLimits:
-    """`process`: this one, `id/incarnation`; `resume_s`: how long a resumable request goes on without its client;
+    """`process`: this one, `id/incarnation`; `resume_s`: how long a resumable request continues without its client;
     `answer_kept_s`: how long its answer is kept; `store_timeout_s`: wait for the store.
     """
 

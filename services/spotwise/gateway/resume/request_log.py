@@ -38,8 +38,8 @@ class RequestLog:
 
     Args:
         generation: the mesh.
-        plan: of the request.
-        resume_s: how long it goes on without a reader.
+        plan: plan of the request.
+        resume_s: how long it continues without a reader.
         reservation: what it has taken of its key's limits; it is settled at the end, if no reader has done that before.
         ended: awaited once, when all choices have ended.
     """

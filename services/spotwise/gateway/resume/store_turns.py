@@ -1,8 +1,8 @@
-"""Operations on the store that requests wait for: so many at once, and each for so long.
+"""Limits the number and the duration of operations on the store that requests wait for.
 
-Law: an operation fails after `limit_s`, which begins with its turn, and not while the answer may lie unread (`event_loop.py`):
-a crowd of requests must not take its own length for the store's silence. Once an operation has taken too long, all that
-wait for a turn fail at once, and so does what comes while another one is tried; the first that succeeds ends that.
+An operation fails after `limit_s`, which begins with its turn: time spent waiting for a slot does not count, nor does time in
+which a busy event loop has not read the answer (`event_loop.py`). Once an operation has taken too long, all that wait for a
+turn fail at once, and so do new ones while another one is tried; the first that succeeds ends that.
 """
 
 from __future__ import annotations

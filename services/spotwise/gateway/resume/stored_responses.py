@@ -1,4 +1,4 @@
-"""Responses that are stored, and conversations that go on from them."""
+"""Responses that are stored, and conversations that continue them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _PREFIXES = {
 
 @dataclass(frozen=True, slots=True)
 class Continuation:
-    """A request's body, which is right by itself, and the response that it goes on from."""
+    """A request's body, which is right by itself, and the response that it continues."""
 
     body: Mapping[str, Any]
     response_id: str

@@ -1,4 +1,4 @@
-"""Saves the tokens of kept requests, of all streams at once and every second, so that another gateway can go on with them.
+"""Saves the tokens of kept requests, of all streams at once and every second, so that another gateway can continue from them.
 
 A token costs an append to a list here. What was not saved when this process ended is computed again, with the same result. What
 the store has lost is written again: the tokens of a choice are remembered, as they are saved, until its request has ended.
@@ -39,11 +39,11 @@ class _Choice:
     """The tokens of one choice.
 
     Attributes:
-        deltas: that are in no chunk yet.
+        deltas: tokens that are in no chunk yet.
         chunks: in order, without a gap, from the first token on.
-        levels: of the chunks: how often their tokens were merged.
+        levels: level of each chunk: how often its tokens were merged.
         saved: how many tokens the store has, as far as is known.
-        digest: of the weights that drew them.
+        digest: digest of the weights that drew them.
         is_taken: its request has another owner.
         has_no_room: its request is not kept any more, since its tokens had no room in the store.
     """
@@ -129,7 +129,7 @@ class TokenSaver:
         self._taken = taken
         self._choices: dict[str, _Choice] = {}
         self._turn = asyncio.Lock()
-        #: What the next round saves, in order, and the round, once somebody waits for it.
+        #: What the next round saves, in order, and the round, once a request waits for it.
         self._wanted: dict[str, None] = {}
         self._next: asyncio.Task[None] | None = None
         self._forgotten: Callable[[str], Awaitable[bool]] = _pass_on
@@ -238,6 +238,6 @@ async def _pass_on(request_id: str) -> bool:
 
 
 def _seen(done: asyncio.Task[None]) -> None:
-    """Take note of a failure that nobody waits for any more; the tokens are kept, and saved later."""
+    """Take note of a failure that no request waits for any more; the tokens are kept, and saved later."""
     if not done.cancelled():
         done.exception()

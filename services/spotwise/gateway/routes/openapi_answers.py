@@ -1,4 +1,4 @@
-"""What the API's paths answer, in OpenAPI, and what such descriptions are made of."""
+"""Descriptions of the API's answers in OpenAPI, and the parts that such descriptions are made of."""
 
 from __future__ import annotations
 

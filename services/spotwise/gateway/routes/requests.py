@@ -60,8 +60,8 @@ class _Description(Response):
     Args:
         planning: from bodies to answers.
         state: what is kept of it.
-        plan: of it.
-        ledger: of it, in order of time.
+        plan: plan of the request.
+        ledger: ledger of the request, in order of time.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""What the server tells of itself: its models, whether it can serve, its version, its metrics."""
+"""Status endpoints of the server: its models, whether it can serve, its version, its metrics."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from spotwise.gateway.schema.chat import MAX_MESSAGES
 from spotwise.gateway.schema.shared import MAX_STOP_STRINGS, PositionOptions, StopString, StrictBody, Wish
 from spotwise.gateway.schema.tools import MAX_TOOLS, FunctionName
 
-#: What nobody can read here (another model's reasoning), and what a server's own tools did: left out of the prompt.
+#: Content that the model cannot read (another model's reasoning), and results of a server's own tools: left out of the prompt.
 _UNREAD = (
     *("redacted_thinking", "server_tool_use", "mcp_tool_use", "mcp_tool_result", "web_search_tool_result"),
     *("web_fetch_tool_result", "tool_search_tool_result", "code_execution_tool_result"),

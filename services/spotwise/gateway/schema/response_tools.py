@@ -158,7 +158,7 @@ class CalledTool:
     Attributes:
         item: type of the item of a call.
         name: as the client has it.
-        namespace: of it.
+        namespace: the function's namespace.
     """
 
     item: Literal["function_call", "custom_tool_call", "local_shell_call"] = "function_call"

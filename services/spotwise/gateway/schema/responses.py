@@ -65,7 +65,7 @@ class Item(StrictBody):
 
 
 class MessageItem(Item):
-    """What somebody said."""
+    """A message of the conversation."""
 
     type: Literal["message"] = "message"
     role: Literal["user", "assistant", "system", "developer"]

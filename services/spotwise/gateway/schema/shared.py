@@ -1,4 +1,4 @@
-"""What bodies have in common: the parameters that endpoints share and their checks, and the form that a text must have.
+"""Common parts of request bodies: the parameters that endpoints share and their checks, and the form that a text must have.
 
 OpenAI's `response_format` and vLLM's `structured_outputs`.
 
@@ -186,7 +186,7 @@ class PositionOptions(StrictBody):
     """`stream_options` of every endpoint that generates.
 
     Attributes:
-        resumable: each event has an id, from which the stream can go on.
+        resumable: each event has an id, from which the stream can continue.
     """
 
     resumable: bool | None = None

@@ -74,7 +74,7 @@ def test_an_ignored_report_does_not_make_the_load_known() -> None:
 
 
 def test_arrivals_of_two_gateways_are_merged() -> None:
-    """Each has every second one of a steady row: together they have no variation, whoever reports first."""
+    """Each has every second one of a steady row: together they have no variation, whichever gateway reports first."""
     window = DemandWindow()
     window.add(report(1), 0.5)
     window.add(report(1, 2.0, 4.0, 6.0, gateway="h"), 6.5)

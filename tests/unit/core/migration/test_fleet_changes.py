@@ -48,7 +48,7 @@ class TestOneAtATime:
         ]
 
     def test_a_change_that_another_machine_carries_out_has_a_number_of_its_own(self) -> None:
-        """The fleet is settled where nothing is under way and nobody leaves."""
+        """The fleet is settled where nothing is under way and no instance leaves."""
         fleet = FleetChanges(AT_ONCE)
         assert (fleet.is_settled, fleet.next_change, fleet.number_change()) == (True, 1, 1)
         assert begun(fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)) == e.BeginChange(2, (e.Leaving("a", 130.0),))

@@ -72,7 +72,7 @@ def test_a_group_beside_which_nothing_serves_need_not_wait_for_all_its_weights()
 
 
 def test_a_spare_device_gets_its_part_from_the_one_that_leaves() -> None:
-    """Nobody else has it; the others keep what they have."""
+    """No other device has it; the others keep what they have."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2), spare=("d2",))
     bench.feed(notice("d1", bench.now + 60.0))
     bench.pass_time(3.0)

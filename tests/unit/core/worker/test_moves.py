@@ -306,7 +306,7 @@ class TestSource:
         bench.assert_empty()
 
     def test_a_cancelled_request_is_cancelled_at_the_target_too(self) -> None:
-        """Whoever has it."""
+        """Either of them may have it."""
         bench = delivered()
         assert sent(bench.feed(m.CancelRequest("r", 1)), "x") == [m.CancelRequest("r", 1)]
         bench.assert_empty()

@@ -1,4 +1,4 @@
-"""A device leaves a group that is broken, whoever notices it first, and whole."""
+"""A device leaves a group that is broken, whichever member notices it first, and whole."""
 
 from __future__ import annotations
 

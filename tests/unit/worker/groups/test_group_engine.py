@@ -103,7 +103,7 @@ class Bench:
 
 
 def test_every_device_gets_what_the_leaders_engine_gets() -> None:
-    """In the same order; what the leader's refuses, nobody gets."""
+    """In the same order; what the leader's refuses, no device gets."""
     bench = Bench(1, 3)
     asyncio.run(bench.engine.add_sequence(RECORD))
     bench.run()

@@ -1,4 +1,4 @@
-"""A group's hand-offs: over when every process's part is, whoever fails, is late or is gone."""
+"""A group's hand-offs: over when every process's part is, whichever process fails, is late or is gone."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ async def test_the_leaders_failure_ends_the_devices_parts(bench: Bench) -> None:
 
 
 async def test_a_lost_group_ends_its_pushes(bench: Bench) -> None:
-    """Nobody reports any more, and nothing is waited for."""
+    """No device reports any more, and nothing is waited for."""
     push = bench.kv.open_push(TARGET, SOURCE)
     ending = asyncio.create_task(push.delivered())
     waiting = asyncio.create_task(push.caught_up())
@@ -190,7 +190,7 @@ async def test_an_aborted_push_is_called_off_everywhere(bench: Bench) -> None:
 
 
 async def test_a_hand_off_has_arrived_when_every_part_has(bench: Bench) -> None:
-    """Whoever is last; it is announced once, with the bytes of all."""
+    """Whichever part is last; it is announced once, with the bytes of all."""
     bench.kv.expect("r", 1, (4, 5))
     assert bench.orders == [h.ExpectKv("r", 1, (4, 5))]
     assert bench.windows == {"r": (4, 5)}

@@ -184,7 +184,7 @@ async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
 async def test_a_worker_whose_group_is_not_formed_yet_hears_its_drain(
     process: DeviceProcess, lead: Lead, host: Host
 ) -> None:
-    """Nobody else hears it for the worker; the device stays, and leads further ones."""
+    """No other member hears it for the worker; the device stays, and leads further ones."""
     await _receive(process, order())
     end = lead.ends["mixed-c2-0"]
     process.forms("mixed-c2-0", lambda: end.set_exception(NotWantedError("not formed")))
@@ -205,7 +205,7 @@ async def test_a_worker_that_serves_hears_its_drain_itself(process: DeviceProces
 
 
 async def test_an_error_that_was_not_foreseen_ends_the_process(process: DeviceProcess, lead: Lead, host: Host) -> None:
-    """Nobody would notice it otherwise: the supervisor starts the process again."""
+    """Nothing else would notice it: the supervisor starts the process again."""
     await _receive(process, order())
     lead.ends["mixed-c2-0"].set_exception(RuntimeError("a bug"))
     await _until(lambda: bool(host.failures))

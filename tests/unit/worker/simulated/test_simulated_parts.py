@@ -59,7 +59,7 @@ class Leader:
 
 @pytest.fixture
 def slept_s(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The seconds that loading takes, which nobody waits for."""
+    """The seconds that loading takes, which the test does not wait for."""
     slept: list[float] = []
 
     async def sleep(seconds: float) -> None:

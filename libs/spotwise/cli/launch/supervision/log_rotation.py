@@ -1,7 +1,7 @@
 """Bounds the logs of a mesh's processes, which write to files that they inherited and never open again.
 
 A log that has grown over its size is copied to `NAME.log.1` and cut to nothing; the earlier copies are renamed. Every process
-appends, so that it goes on at the new end. Lines that come between the copy's end and the cut are lost.
+appends, so that it continues at the new end. Lines that come between the copy's end and the cut are lost.
 """
 
 from __future__ import annotations

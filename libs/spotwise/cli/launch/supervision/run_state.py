@@ -38,10 +38,10 @@ class RunState(BaseModel):
     """One running mesh.
 
     Attributes:
-        ready: whether all services have been healthy once, so that the mesh serves requests.
+        ready: all services have been healthy once, so that the mesh serves requests.
         nats_url, redis_url: the servers it uses, embedded or not, with the passwords of commands.
         servers: the same for every process.
-        services: by id, embedded servers included.
+        services: services by id, embedded servers included.
     """
 
     model_config = ConfigDict(extra="ignore")

@@ -47,10 +47,9 @@ class SupervisedProcess:
     """A process of the mesh across its restarts.
 
     Args:
-        is_healthy: whether the process with this pid is ready to serve.
-        shows_life: whether the process with this pid gives a sign of life; None for unknown.
-        is_essential: whether the mesh serves no request without it; for workers, and processes of one `service`, without any
-            of them.
+        is_healthy: tells whether the process with this pid is ready to serve.
+        shows_life: tells whether the process with this pid gives a sign of life; None for unknown.
+        is_essential: the mesh serves no request without it; for workers, and processes of one `service`, without any of them.
         service: what it is one process of; empty: of nothing that others are, too.
     """
 

@@ -43,7 +43,7 @@ class Supervisor:
     Args:
         processes: in start order; embedded servers first.
         state: the mesh's record, without its services yet.
-        verbose: whether to show the services' logs.
+        verbose: shows the services' logs.
         further_logs: files to bound beside the processes' logs.
     """
 

@@ -2,7 +2,7 @@
 
 Law: an instance is paid from its launch until it is gone, exact to the moment of each price's change. Prices may be read late,
 so that the last `SETTLE_S` of a bill are computed afresh each time, and only what is older is settled.
-A life ended where the provider took the instance; one that was given back, or goes on, is only known to be longer.
+A life ended where the provider took the instance; one that was given back, or has not ended, is only known to be longer.
 Instances that had gone before a keeper first saw them are not counted.
 """
 

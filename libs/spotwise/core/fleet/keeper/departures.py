@@ -83,7 +83,7 @@ class Departures:
     """The instances that leave, by event, and the devices of all instances.
 
     Args:
-        watcher_id: that the reports are from.
+        watcher_id: id of the watcher that sends the reports.
         now: when this keeper began to listen.
     """
 

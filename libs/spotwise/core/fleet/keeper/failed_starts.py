@@ -1,4 +1,4 @@
-"""Which offers the provider refused, which types do not become ready, and when they are tried again.
+"""Backoff for offers that the provider refused and types that do not become ready.
 
 Law: a refused offer rests for `shortest_s`, twice as long after each further refusal, `LONGEST` times as long at most; a
 success ends that.

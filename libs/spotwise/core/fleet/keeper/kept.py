@@ -1,4 +1,4 @@
-"""What a keeper leaves to its successor: the record in the store.
+"""The record in the store that a keeper leaves to its successor.
 
 Law: the record is written by the newest keeper only (its incarnation decides). It has all that a provider's listing does not
 tell: the bill, the lives, the purchases that were answered, the instances that have to leave and those that did not start.

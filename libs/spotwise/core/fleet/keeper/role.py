@@ -4,7 +4,7 @@ Law: an order of an earlier term, or an earlier one of its term, is ignored. Not
 An instance is STARTING until one of its devices was ready, then RUNNING; LEAVING from its release or notice on; GONE for good.
 An instance that leaves is given back once it is empty (`departures.py`), and at its deadline in any case. One whose devices are
 silent for `SILENT_S`, while other members are heard, is given back as well: it is paid, and serves nothing.
-The offer of an instance that never became ready rests (`failed_starts.py`), whoever ended it.
+The offer of an instance that never became ready rests (`failed_starts.py`), also where the keeper itself ended it.
 A keeper that learns of a newer one for its fleet does nothing any more.
 """
 

@@ -1,4 +1,4 @@
-"""When the fleet's configuration changes, and which notices, losses and newcomers each change handles.
+"""Schedules changes of the fleet's configuration, and assigns notices, losses and newcomers to them.
 
 Law: one change at a time, interruptions first. Interruptions that come together merge: the first waits `gather_s`, at most a
 tenth of its notice. A newcomer acquired after an interruption waits until that is settled (SpotServe, section 4.2, Interruption

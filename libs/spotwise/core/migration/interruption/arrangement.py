@@ -6,7 +6,9 @@ Where KV is copied while the request decodes on (pre-copy), a move costs its use
 One copy runs at a time, so the requests to move are a knapsack of the link's seconds (`link_share.py`).
 Copies end at the deadline and start as late as that allows; until then a request decodes and its KV grows.
 Where an instance does not leave for a deadline (`at_once`), all requests with KV move now.
+
 Without time left all requests are recomputed.
+
 Source: SpotServe, section 4.1, stops a whole batch; the choice for each request is ours.
 """
 
@@ -67,7 +69,7 @@ class RemoteHolder:
     """The instance where a request resumes.
 
     Attributes:
-        prompt_s: seconds to compute so many tokens; must not fall as tokens rise.
+        prompt_s: seconds to compute a number of tokens; must not fall as tokens rise.
         queue_s, resume_s: a prompt's wait before it is computed, and a request's once its KV has arrived.
         ready_s: when it first takes requests, absolute; `None`: it does already. Requests to recompute decode here until then.
     """

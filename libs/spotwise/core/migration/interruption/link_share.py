@@ -116,7 +116,7 @@ def _knapsack(copies: Sequence[Copy], window: Window, least_s: float) -> tuple[i
 
 
 class _Bound:
-    """An upper bound on the savings within so many seconds: no growth, and parts of copies count."""
+    """An upper bound on the savings within a number of seconds: no growth, and parts of copies count."""
 
     def __init__(self, copies: Sequence[Copy]) -> None:
         self._seconds = [0.0]

@@ -14,7 +14,7 @@ class DeviceMap:
     """What the new configuration takes over from the old one.
 
     Attributes:
-        positions: of each device that has one in the new configuration: one device for every position.
+        positions: position of each device that has one in the new configuration: one device for every position.
         running: requests that keep their KV, by new pipeline; the KV is where `before.running` has it.
         waiting: requests beyond the new batches' capacity, most decoded first; they wait and are recomputed.
         kept_weight_bytes, kept_kv_bytes: weights, and KV of `running`, that are on their device already.

@@ -1,4 +1,4 @@
-"""Which new pipeline continues which requests, by the state of each old pipeline.
+"""Chooses the new pipeline that continues each request, by the state of each old pipeline.
 
 Law: a pipeline is whole while every position of it with layers has a device; leaving devices count, as they can still send KV.
 It is untouched while every position has a device that stays.
@@ -92,7 +92,7 @@ class Inheritance:
         running: requests by new pipeline, those of the predecessor first; pipelines without any are left out.
         waiting: requests without a pipeline, most decoded first.
         tokens: with KV that a new pipeline takes over from an old one, by (old, new).
-        predecessors: by new pipeline; a pipeline without one is left out.
+        predecessors: the old pipeline of each new one; a new pipeline without one is left out.
         running_on: new pipelines that need not stop, and the old one that each is.
     """
 

@@ -49,7 +49,7 @@ def match_groups(
     """Match instances with groups, and the devices of each with the positions of its group.
 
     Args:
-        gains: of devices x positions, in bytes.
+        gains: gains of devices x positions, in bytes.
         instances, groups: the rows of each instance's devices; the columns of each group, every column in one.
 
     Returns:

@@ -128,7 +128,7 @@ def order_loads(
     Args:
         loads: numbers, in order; those of one kind of region, the `urgent` ones first.
         regions: fill levels, within the limit.
-        limit_bytes: of any instance's buffer; `None` for no limit.
+        limit_bytes: limit of each instance's buffer; `None` for no limit.
 
     Raises:
         ValueError: the limit would cut loads into more than `MOST_CUTS`.

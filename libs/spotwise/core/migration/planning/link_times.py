@@ -20,9 +20,9 @@ class Links:
 
     Attributes:
         within_bytes_per_s: from one device to another of the same instance, each way.
-        between_bytes_per_s: of an instance's uplink, and of its downlink.
+        between_bytes_per_s: bandwidth of an instance's uplink, and of its downlink.
         storage_bytes_per_s: from storage into one instance.
-        transfer_s, groups_s: of each transfer; of building communication groups, before the first byte moves.
+        transfer_s, groups_s: seconds of each transfer; seconds of building communication groups, before the first byte moves.
     """
 
     within_bytes_per_s: float

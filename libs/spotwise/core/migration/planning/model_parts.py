@@ -27,7 +27,7 @@ class Piece(NamedTuple):
     """A share of a part that is held and needed as one; devices by number.
 
     Attributes:
-        part, layers: of what (of KV, in the first of its layers), and the number of layers from there on; 1 of weights.
+        part, layers: the part (KV: of the first of its layers), and the number of layers from there on; 1 for weights.
         unit: what the share is cut from: a whole part of weights; a token's KV in a layer.
         units: how many of those: 1 of weights; tokens x layers of KV.
         needers: how many devices need it.

@@ -19,8 +19,8 @@ class NumberedDevices:
 
     Attributes:
         instance_of: the number of each device's instance.
-        left_s: by instance under notice, how long it can still send.
-        before, after: by position, the device that still holds its data, and the device that gets it.
+        left_s: seconds for which each instance under notice can still send.
+        before, after: the device that still holds each position's data, and the device that gets it.
     """
 
     def __init__(self, device_map: DeviceMap, now_s: float) -> None:

@@ -26,7 +26,7 @@ class PlanPolicy:
         progressive: a stage may start before everything has moved.
         buffer_bytes: U_max, limit of an instance's transient receive buffer; `None` for no limit.
         restart: load everything from storage, and recompute all requests.
-        stage_s: of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
+        stage_s: seconds of a new stage's iteration; 0 where unknown: then a pipeline pauses until its last stage may start.
         shares_reads: weights that no device holds are read from storage once, by the receivers in turn, and passed on, where
             the network is no slower than storage; else each instance reads its own. A restart shares nothing.
     """
@@ -88,7 +88,7 @@ class MigrationPlan:
     Attributes:
         freed: old memory, by step.
         stage_start_s: when each (pipeline, stage) may start; 0 where a pipeline runs on.
-        pause_s: of each new pipeline.
+        pause_s: pause of each new pipeline.
         kv_done_s, done_s: when the last KV (0 where none moves), and everything, has arrived.
         moved_bytes, storage_bytes: from device to device, and from storage.
         kept_bytes: weights and KV that stay on their device.

@@ -2,11 +2,12 @@
 
 Law: each receiver gets a piece once: from a device of its instance that holds it; else from one of its instance that receives
 it (one crossing of the network); else over the uplink with least to send, a holder's or a relay's; else, weights only, from
-storage. What one instance read from storage is passed on to others only if reads are shared: then the instance that has read
-least reads next.
+storage. An instance passes on pieces from storage only if reads are shared: then the instance that has read least reads next.
 Pieces with few holders choose first, KV before weights. A leaving instance is the last choice among equals, and is skipped for
-what it cannot send in time.
-A load is a part of the weights or all KV of a request; what leaving instances send of a part is a separate, urgent load.
+pieces that it cannot send in time.
+
+A load is a part of the weights or all KV of a request; the pieces of a part that leaving instances send are a separate, urgent
+load.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What all ways of allocating KV blocks have in common.
+"""Common parts of the KV block allocators.
 
 Law: blocks are allocated on demand or all at once (`Reserve`).
 A sequence in an iteration has blocks for all its known tokens.

@@ -7,11 +7,12 @@ A victim decodes here, is in no iteration and was preempted fewer than `max_pree
 The first arrival that runs here is never a prompt's victim; nor, where prompts come first, is a prompt that is being computed.
 Source: prompts first on a mixed machine, Splitwise (Patel et al., ISCA 2024), section 4.3.
 
-Law: a growing sequence that lacks a block preempts the last arrival behind it (`fcfs_allocator.py`).
+Law: a growing sequence that lacks a block preempts the last arrival behind it.
 A prompt that has waited `preempt_after_s` for its first blocks preempts decodes that it outranks, if they suffice.
 A sequence preempted `max_preemptions` times waits for all blocks that it may ever need, and is not preempted again.
 Free blocks that waiting sequences need are kept from newcomers; where nothing is held, nothing is kept.
-What would not fit the empty cache alone is refused when ordered.
+A sequence that would not fit the empty cache alone is refused when ordered.
+
 Source: PagedAttention (Kwon et al., SOSP 2023), section 4.5; prompts before decodes, with ageing and a bound, Splitwise (Patel
 et al., ISCA 2024), section 4.3. With `reserve=max_tokens` no sequence grows and none is preempted (Orca, section 4.1).
 """

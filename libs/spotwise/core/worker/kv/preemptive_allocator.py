@@ -9,6 +9,7 @@ Victims are swapped out or, where `when_full` has it so or the host is full, rec
 A sequence recomputed `max_preemptions` times gets blocks for all that it may ever need, and keeps them.
 For a refused reservation, sequences that yield to its newcomer free blocks for `RESERVATION_RETRY_S`.
 Free blocks that a sequence lacks are kept from newcomers that it comes before.
+
 Source: FastServe (Wu et al., 2023), section 4.2; blocks on demand, PagedAttention (Kwon et al., SOSP 2023), section 4.5.
 """
 

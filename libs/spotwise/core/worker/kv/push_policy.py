@@ -1,4 +1,4 @@
-"""Whether a prompt's KV is pushed after its prefill, or layer by layer during it.
+"""Chooses between a serial push of a prompt's KV after its prefill and a layer-wise push during it.
 
 Law: a serial push is late by all its bytes; a layer-wise push by its last layers, but it costs messages and engine notices.
 Visible seconds of both are measured per pair of workers (`LinkCost`), and a prompt goes the cheaper way for its size.

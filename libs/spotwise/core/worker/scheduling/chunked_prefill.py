@@ -1,4 +1,4 @@
-"""How many prompt tokens may join an iteration (stall-free batching).
+"""Budget of prompt tokens in an iteration (stall-free batching).
 
 Law: an iteration takes about `max_stall_s` at most; prompts are cut to fit, also alone: what arrives waits for one iteration.
 A token's cost is learned from the iterations before, or starts from a profile; context adds to it by `context_parity`.

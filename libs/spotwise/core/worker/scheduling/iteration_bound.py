@@ -1,4 +1,4 @@
-"""How long an iteration may be under way before its engine counts as stuck.
+"""Time limit of an iteration, beyond which its engine counts as stuck.
 
 Law: the bound is never below `floor_s`. Prompts have `UNMEASURED` times the floor until one was measured, and all iterations
 until `WARM_UP` have ended: the first ones compile kernels, allocate memory or wait for weights.

@@ -1,4 +1,4 @@
-"""What the engine runs next, and what its results mean.
+"""Builds the engine's next iteration, and applies its results.
 
 Law: between iterations finished sequences leave and waiting ones join (iteration-level scheduling: Orca, section 4.1).
 Decode rows and prefill rows share an iteration; rows are offered in the order of the worker's scheduling policy.

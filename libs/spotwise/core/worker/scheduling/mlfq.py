@@ -5,6 +5,7 @@ A job joins the highest queue whose quantum covers its first iteration, and is c
 A used-up quantum demotes it to the back of the next queue that covers its next iteration.
 A job that waits `starve_limit_s` is promoted to Q1, with extra quantum where its next iteration exceeds Q1's.
 A job that moves keeps its level; one that is restarted joins no higher than its attained service allows.
+
 Source: FastServe (Wu et al., 2023), section 4.1 and algorithm 1, with errata: a quantum equal to the iteration suffices (the
 text has "larger"); extra quantum goes to iterations longer than Q1's (one edition has shorter); `r` in line 20 is the job.
 ENST, section 4.2: the sum is over jobs that come first, from their queue down to this job's, less their used quanta, over the
@@ -25,7 +26,7 @@ class MlfqPolicy:
     """The queues; in the last one, a used-up quantum sends a job to the back.
 
     Attributes:
-        quantum_ratio: of each queue's quantum to that of the queue above.
+        quantum_ratio: ratio of each queue's quantum to that of the queue above.
         starve_limit_s: seconds that a job waits below Q1 at most; infinite promotes none.
         skips: if not, every job joins Q1: plain MLFQ, a baseline (section 6.3).
     """

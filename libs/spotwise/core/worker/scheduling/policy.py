@@ -1,4 +1,4 @@
-"""Which sequences run first on a worker: the protocol of scheduling policies, and policies that order by a key.
+"""The protocol of scheduling policies, which order a worker's sequences, and policies that order by a key.
 
 Law: before each iteration all runnable sequences are ordered; the first that have blocks and rows run.
 The order depends on the sequences, what they were served, and when; equals keep their order of arrival.

@@ -25,7 +25,7 @@ class WorkInFlight:
 
 @dataclass(frozen=True, slots=True)
 class HeldWork:
-    """All that a role goes on with.
+    """Snapshot of a worker's in-flight state.
 
     Attributes:
         sequences: in order of arrival, each with how many blocks it has.

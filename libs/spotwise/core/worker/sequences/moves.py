@@ -2,11 +2,13 @@
 
 Law: a moving sequence decodes while its full blocks are copied (pre-copy); then it parks, and the tail and its tokens follow.
 It is kept, parked, until its gateway takes tokens from the target. Where the hand-off fails, or nothing is heard of the gateway
-for `ACKNOWLEDGED_WITHIN_S`, it goes on here: two holders compute the same tokens, of which the gateway delivers one.
-A sequence whose KV is on the host has it swapped in first, where blocks are free for it.
+for `ACKNOWLEDGED_WITHIN_S`, it continues here: two holders compute the same tokens, of which the gateway delivers one.
 A move that is refused or fails costs the sequence nothing but the pause. No room is waited for, here or at the target.
-Every step ends: by an answer, by an iteration that ends or fails, or by a bound after which the sequence goes on here.
-A reservation is cancelled only while the target cannot have the sequence, of this move or of one whose end was not heard of.
+Every step ends: by an answer, by an iteration that ends or fails, or by a bound after which the sequence continues here.
+
+A sequence whose KV is on the host has it swapped in first, where blocks are free for it. A reservation is cancelled only while
+the target cannot have the sequence, of this move or of one whose end was not reported.
+
 Source: SpotServe, section 4.2 (migration of the KV cache); pre-copy as in live migration (Clark et al., NSDI 2005, section 3).
 """
 
@@ -257,7 +259,7 @@ class MoveSide:
         self._table.end(sequence, FinishReason.ABORT)
 
     def tick(self, now: float) -> None:
-        """Abandon moves that nobody answers."""
+        """Abandon moves that no member answers."""
         for sequence in [each for each in self._table if each.move is not None and not each.pending_free]:
             move = sequence.move
             assert move is not None

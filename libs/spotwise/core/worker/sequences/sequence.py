@@ -1,4 +1,4 @@
-"""What a worker knows of one attempt at a request."""
+"""A worker's state of one attempt at a request."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Sequence:
         source_id, hop: the worker that it moved here from, and the number of that move; empty and 0 for one that began here.
         hops_asked: the last number that a target was asked under.
         announced: its gateway was told that it moved here.
-        scheduler_id: of the scheduler that ordered it.
+        scheduler_id: id of the scheduler that ordered it.
         kv_tokens: tokens that it may hold at most, where another worker computed its first.
         pending_free: ended, and held only until nothing uses its blocks.
         push_in_flight: its blocks are read for a hand-off, or will be as they are written.
@@ -92,7 +92,7 @@ class Sequence:
         token_ids: all known tokens, from the record on, up to the first that was only counted.
         may_reuse: its prompt may begin with cached blocks; `prefix_salt`: of sequences with the same salt.
         cached_tokens: prompt tokens found in the cache, once the prompt has begun.
-        block_hashes: of its first full blocks, computed on demand.
+        block_hashes: hashes of its first full blocks, computed on demand.
         entered_blocks: first blocks that are in the prefix cache; `reused_blocks`: first blocks that came from it.
         queue_state: in the queues of a scheduling policy that has any; `arrived_level`: that on the prompt worker.
         swap_failed: a swap of it failed; it is not swapped again.

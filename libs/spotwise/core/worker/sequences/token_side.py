@@ -5,7 +5,7 @@ also after the sequence has ended, for its last tokens wait there for this messa
 A gateway that is silent for `SILENT_AFTER_S` is given up: it will submit another attempt, or is gone.
 
 Law: blocks are reserved before the prompt starts or the sequence moves, under a lease that the sender renews.
-An expired lease ends the attempt as retryable, so a dead sender holds no blocks; one that moved goes on at its source.
+An expired lease ends the attempt as retryable, so a dead sender holds no blocks; one that moved continues at its source.
 KV is accepted only into a live reservation of the same epoch.
 Source: joint assignment of both machines, Splitwise, section 4.2.
 """

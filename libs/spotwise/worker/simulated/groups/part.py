@@ -95,7 +95,7 @@ class SimulatedParts:
     """`Parts` of one simulated device.
 
     Args:
-        model: that it serves.
+        model: the model that it serves.
     """
 
     def __init__(self, model: ModelShape) -> None:
