@@ -6,7 +6,7 @@ Likewise `MAX_FELLED` attempts that ended a worker or were given back because th
 left in order, returns as the same incarnation, or did not answer the scheduler was not felled.
 From `SUSPECT_FELLED` on a request is a suspect; a gateway tries one suspect at a time.
 What workers name as the reason of a failure is avoided later; attempts of a request that makes progress are not bounded.
-Source: `docs/adr/0024-requests-that-fell-workers.md`.
+Source: `docs/adr/0024-requests-that-crash-workers.md`.
 """
 
 from __future__ import annotations
