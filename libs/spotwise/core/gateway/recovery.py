@@ -7,7 +7,7 @@ left in order, returns as the same incarnation, or did not answer the scheduler 
 From `SUSPECT_FELLED` on a request is a suspect; a gateway tries one suspect at a time.
 What workers name as the reason of a failure is avoided later; attempts of a request that makes progress are not bounded.
 
-Source: `docs/adr/0024-requests-that-fell-workers.md`.
+Source: `docs/adr/0024-requests-that-crash-workers.md`.
 """
 
 from __future__ import annotations

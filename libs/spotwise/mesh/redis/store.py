@@ -119,7 +119,7 @@ _SCANNED = 1000
 
 class RedisStore(RedisRecords, RedisRequests):
     """One Redis server, or the primary that Sentinel names; every method raises `MeshError` where it does not answer within
-    `PATIENCE_S`. What a fail-over may lose: see docs/adr/0041.
+    `PATIENCE_S`. What a fail-over may lose: see docs/adr/0006.
 
     Attributes:
         keys: the API keys in it.

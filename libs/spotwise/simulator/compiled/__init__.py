@@ -1,1 +1,1 @@
-"""The simulator compiled to machine code by mypyc, from the sources that the mesh runs (docs/adr/0053)."""
+"""The simulator compiled to machine code by mypyc, from the sources that the mesh runs (docs/adr/0050)."""

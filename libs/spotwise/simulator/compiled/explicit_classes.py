@@ -3,7 +3,7 @@
 `dataclass` makes methods when a module is imported, too late for a compiler: a compiled class would be made and compared by
 interpreted code, at a twelfth of the speed. Here `__init__`, `__eq__`, `__hash__` and the like are written into the source
 first, as `dataclass` would make them. Two things differ: frozen classes are not frozen any more, since the type checker has
-seen to it (docs/adr/0051), and an object with a NaN is not equal to itself.
+seen to it (docs/adr/0050), and an object with a NaN is not equal to itself.
 """
 
 from __future__ import annotations
