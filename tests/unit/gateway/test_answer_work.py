@@ -13,9 +13,9 @@ from fastapi import FastAPI
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
-from spotwise.gateway.apis.chat import ChatFormat
-from spotwise.gateway.apis.completions import CompletionFormat
-from spotwise.gateway.apis.items_format import ItemsFormat
+from spotwise.gateway.apis.chat import ChatWriter
+from spotwise.gateway.apis.completions import CompletionWriter
+from spotwise.gateway.apis.items_writer import ItemsWriter
 from spotwise.gateway.generate.answer_work import (
     PART_TOKENS,
     TURN_SCORES,
@@ -96,7 +96,7 @@ class Threads:
         self.on_loop: list[tuple[str, int]] = []
         self.elsewhere = set[str]()
         self._note(monkeypatch, Choice, "pieces", lambda _, batch, **__: scores_of_batch(batch))
-        for each in (ChatFormat, CompletionFormat, ItemsFormat):
+        for each in (ChatWriter, CompletionWriter, ItemsWriter):
             for name in ("collect", "events"):
                 self._note(monkeypatch, each, name, lambda _, __, piece: scores_of_piece(piece))
 

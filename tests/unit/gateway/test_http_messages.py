@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.gateway.apis.messages import plan_message
-from spotwise.gateway.apis.messages_format import MessagesFormat, input_of
+from spotwise.gateway.apis.messages import prepare_message
+from spotwise.gateway.apis.messages_writer import MessagesWriter, input_of
 from spotwise.gateway.generate.answer_work import Usage
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import ChoiceText
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import RequestTerms
+from spotwise.gateway.generate.prepared_request import RequestTerms
 from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint
@@ -408,8 +408,8 @@ def test_any_cut_gives_the_same_blocks(text: ChatText, pieces: list[Any], cuts: 
             )
             body = body[length:]
         calls += kind == "call"
-    plan = plan_message(MESSAGE, text, ApiOptions(MODEL), RequestTerms())
-    streamed, whole = (MessagesFormat(plan, text.token_bytes) for _ in range(2))
+    plan = prepare_message(MESSAGE, text, ApiOptions(MODEL), RequestTerms())
+    streamed, whole = (MessagesWriter(plan, text.token_bytes) for _ in range(2))
     usage: Usage = {"prompt_tokens": plan.prompt_tokens, "completion_tokens": 5}
     events = streamed.openings()
     while parts:

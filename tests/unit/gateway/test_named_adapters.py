@@ -13,9 +13,9 @@ from fastapi import FastAPI
 from pydantic import ValidationError
 
 from spotwise.core.requests.names import AdapterRef
-from spotwise.gateway.apis.chat import plan_chat
+from spotwise.gateway.apis.chat import prepare_chat
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.plan import GenerationPlan, RequestTerms
+from spotwise.gateway.generate.prepared_request import PreparedRequest, RequestTerms
 from spotwise.gateway.resume.kept_forms import form_of
 from spotwise.gateway.routes.openapi import api_description
 from spotwise.gateway.settings import GatewaySettings
@@ -97,9 +97,9 @@ def test_the_description_has_all_names() -> None:
 def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> None:
     """A gateway whose adapter of that name has other weights refuses to continue the answer."""
 
-    def planned(digest: str, terms: RequestTerms) -> GenerationPlan:
+    def planned(digest: str, terms: RequestTerms) -> PreparedRequest:
         options = ApiOptions(MODEL, adapters=(AdapterRef("law", digest),))
-        return plan_chat(CHAT | {"model": "law"}, text, options, terms)
+        return prepare_chat(CHAT | {"model": "law"}, text, options, terms)
 
     first = planned("11", RequestTerms())
     form = form_of(first, "chat", b"{}", "", key_name="", idempotency_key="", is_resumable=True)

@@ -1,19 +1,19 @@
-"""`POST /v1/chat/completions`: from messages to a plan, and the format of its answers."""
+"""`POST /v1/chat/completions`: from messages to a prepared request, and the writer of its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spotwise.gateway.apis.response_format import ResponseFormat, WholeChoice
+from spotwise.gateway.apis.openai_writer import OpenAiWriter, WholeChoice
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.chat_tools import tool_use
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
-from spotwise.gateway.generate.plan import (
-    GenerationPlan,
+from spotwise.gateway.generate.prepared_request import (
+    PreparedRequest,
     PromptTokens,
     RequestTerms,
-    plan_generation,
+    prepare_generation,
     require_logprobs,
     require_model,
 )
@@ -32,17 +32,17 @@ from spotwise.text.message_reader import MessagePart, calls_of
 from spotwise.text.prompt_encoder import PromptTooLongError, Truncation
 
 
-def plan_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
-    """Check a body, and plan it.
+def prepare_chat(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> PreparedRequest:
+    """Check a body and prepare its request.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
     """
-    plan = plan_chat_request(parse_request(ChatRequest, body), text, options, terms, "chatcmpl-")
-    return plan.ignoring(ignored_in(Endpoint.CHAT, body, ChatRequest.model_fields))
+    prepared = prepare_chat_request(parse_request(ChatRequest, body), text, options, terms, "chatcmpl-")
+    return prepared.ignoring(ignored_in(Endpoint.CHAT, body, ChatRequest.model_fields))
 
 
-def plan_chat_request(
+def prepare_chat_request(
     request: ChatRequest,
     text: ChatText,
     options: ApiOptions,
@@ -50,8 +50,8 @@ def plan_chat_request(
     id_prefix: str,
     *,
     may_fill_context: bool = False,
-) -> GenerationPlan:
-    """Plan a chat whose body is right by itself; raises as `plan_chat`.
+) -> PreparedRequest:
+    """Prepare a chat whose body is right by itself; raises as `prepare_chat`.
 
     Args:
         request: the chat.
@@ -82,7 +82,7 @@ def plan_chat_request(
         and len(token_ids) < text.context_length < len(token_ids) + max_tokens
     ):
         max_tokens = None
-    plan = plan_generation(
+    prepared = prepare_generation(
         request,
         [PromptTokens(token_ids)],
         text,
@@ -96,7 +96,7 @@ def plan_chat_request(
         message=tools.grammar(reading),
         reading=reading,
     )
-    return plan.ignoring(ignored)
+    return prepared.ignoring(ignored)
 
 
 def chat_token_ids(
@@ -179,7 +179,7 @@ def _texts(parts: Sequence[MessagePart]) -> dict[str, Any]:
     return texts
 
 
-class ChatFormat(ResponseFormat):
+class ChatWriter(OpenAiWriter):
     """Answers as `chat.completion` and `chat.completion.chunk` objects."""
 
     WHOLE_OBJECT = "chat.completion"
@@ -191,10 +191,10 @@ class ChatFormat(ResponseFormat):
     def openings(self) -> list[bytes]:
         """Return a role delta for every choice."""
         events = []
-        for index in range(len(self._plan.sequences)):
+        for index in range(len(self._prepared.sequences)):
             delta = {"role": "assistant", "content": ""}
             chunk = self._chunk([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
-            if self._plan.return_token_ids:
+            if self._prepared.return_token_ids:
                 chunk["prompt_token_ids"] = self._prompt_ids(index)
             events.append(event(chunk))
         return events

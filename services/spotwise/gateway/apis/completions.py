@@ -1,18 +1,18 @@
-"""`POST /v1/completions`: from prompts to a plan, and the format of its answers."""
+"""`POST /v1/completions`: from prompts to a prepared request, and the writer of its answers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from spotwise.gateway.apis.response_format import ResponseFormat, WholeChoice
+from spotwise.gateway.apis.openai_writer import OpenAiWriter, WholeChoice
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
-from spotwise.gateway.generate.plan import (
-    GenerationPlan,
+from spotwise.gateway.generate.prepared_request import (
+    PreparedRequest,
     PromptTokens,
     RequestTerms,
-    plan_generation,
+    prepare_generation,
     require_logprobs,
     require_model,
 )
@@ -29,10 +29,10 @@ from spotwise.text.prompt_encoder import Truncation
 DEFAULT_MAX_TOKENS = 16
 
 
-def plan_completion(
+def prepare_completion(
     body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms
-) -> GenerationPlan:
-    """Check a body, and plan it.
+) -> PreparedRequest:
+    """Check a body and prepare its request.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -52,7 +52,7 @@ def plan_completion(
     most_new_tokens = DEFAULT_MAX_TOKENS if request.max_tokens is None else request.max_tokens
     truncation = truncation_of(request, most_new_tokens, text.context_length)
     prompts = [_prompt(prompt, param, text, echo, truncation) for param, prompt in given]
-    plan = plan_generation(
+    prepared = prepare_generation(
         request,
         prompts,
         text,
@@ -63,7 +63,7 @@ def plan_completion(
         default_max_tokens=DEFAULT_MAX_TOKENS,
         logprobs=logprobs,
     )
-    return plan.ignoring(ignored_in(Endpoint.COMPLETIONS, body, CompletionRequest.model_fields))
+    return prepared.ignoring(ignored_in(Endpoint.COMPLETIONS, body, CompletionRequest.model_fields))
 
 
 def _prompt(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: Truncation | None) -> PromptTokens:
@@ -76,7 +76,7 @@ def _prompt(prompt: Prompt, param: str, text: ChatText, echo: bool, truncation: 
     return PromptTokens(token_ids, words, param)
 
 
-class CompletionFormat(ResponseFormat):
+class CompletionWriter(OpenAiWriter):
     """Answers as `text_completion` objects."""
 
     WHOLE_OBJECT = CHUNK_OBJECT = "text_completion"

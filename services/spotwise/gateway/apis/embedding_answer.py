@@ -20,10 +20,10 @@ from starlette.types import Receive, Scope, Send
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.gateway.access.quotas import Reservation
-from spotwise.gateway.apis.embedding_plan import EmbeddingPlan
+from spotwise.gateway.apis.embedding_request import PreparedEmbeddings
 from spotwise.gateway.generate.answer import Generate
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import PlannedSequence
+from spotwise.gateway.generate.prepared_request import PreparedSequence
 from spotwise.http.errors import GenerationError
 from spotwise.http.json_text import PartsResponse
 from spotwise.http.sse import interleave, run_while_connected
@@ -39,7 +39,7 @@ class EmbeddingResponse(Response):
     """The response of one request.
 
     Args:
-        plan: the sequences to compute.
+        prepared: the sequences to compute.
         generate: gives the tokens of a sequence, the first with its prompt's embedding.
         metrics: the gateway's.
         arrived_s: `time.monotonic()` when the request came.
@@ -48,14 +48,14 @@ class EmbeddingResponse(Response):
 
     def __init__(
         self,
-        plan: EmbeddingPlan,
+        prepared: PreparedEmbeddings,
         generate: Generate,
         metrics: GatewayMetrics,
         arrived_s: float,
         reservation: Reservation,
     ) -> None:
         super().__init__()
-        self._plan = plan
+        self._prepared = prepared
         self._generate = generate
         self._metrics = metrics
         self._arrived_s = arrived_s
@@ -63,7 +63,7 @@ class EmbeddingResponse(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification."""
-        self._metrics.count_prompt(self._plan.prompt_tokens)
+        self._metrics.count_prompt(self._prepared.prompt_tokens)
         error: BaseException | None = None
         try:
             await run_while_connected(receive, self._send(scope, receive, send))
@@ -74,31 +74,31 @@ class EmbeddingResponse(Response):
             self._reservation.settle(0, error)
 
     async def _send(self, scope: Scope, receive: Receive, send: Send) -> None:
-        waiting = iter(enumerate(self._plan.sequences))
-        written = [b""] * len(self._plan.sequences)
+        waiting = iter(enumerate(self._prepared.sequences))
+        written = [b""] * len(self._prepared.sequences)
         lanes = [self._lane(waiting) for _ in range(min(AT_ONCE, len(written)))]
         async with aclosing(interleave(lanes)) as items:
             async for _, (index, item) in items:
                 written[index] = item
         self._reservation.settle(0)  # before the client receives the end, and may send its next request
-        tokens = self._plan.prompt_tokens
+        tokens = self._prepared.prompt_tokens
         tail = {
-            "id": self._plan.request_id,
+            "id": self._prepared.request_id,
             "created": int(time.time()),
-            "model": self._plan.model,
+            "model": self._prepared.model,
             "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
         }
         separated = [part for item in written for part in (b",", item)][1:]
         parts = [b'{"object":"list","data":[', *separated, b"],", orjson.dumps(tail)[1:]]
-        headers = {"X-Request-Id": self._plan.request_id, **self._reservation.headers}
+        headers = {"X-Request-Id": self._prepared.request_id, **self._reservation.headers}
         await PartsResponse(parts, headers)(scope, receive, send)
 
-    async def _lane(self, waiting: Iterator[tuple[int, PlannedSequence]]) -> AsyncGenerator[tuple[int, bytes], None]:
+    async def _lane(self, waiting: Iterator[tuple[int, PreparedSequence]]) -> AsyncGenerator[tuple[int, bytes], None]:
         """Give the items of what waits, one after the other; other lanes take from the same."""
         for index, sequence in waiting:
             yield index, self._written(index, await self._embedding(sequence))
 
-    async def _embedding(self, sequence: PlannedSequence) -> tuple[float, ...]:
+    async def _embedding(self, sequence: PreparedSequence) -> tuple[float, ...]:
         timeline = self._metrics.sequence(self._arrived_s, sequence.spec)
         ended = "error"
         embedding: tuple[float, ...] | None = None
@@ -124,11 +124,13 @@ class EmbeddingResponse(Response):
             timeline.ended(ended)
 
     def _written(self, index: int, embedding: tuple[float, ...]) -> bytes:
-        vector = finished(np.array(embedding, _FLOAT32), self._plan.dimensions, normalizes=self._plan.normalizes)
+        vector = finished(
+            np.array(embedding, _FLOAT32), self._prepared.dimensions, normalizes=self._prepared.normalizes
+        )
         item = {
             "object": "embedding",
             "index": index,
-            "embedding": base64.b64encode(vector.tobytes()).decode() if self._plan.is_base64 else vector,
+            "embedding": base64.b64encode(vector.tobytes()).decode() if self._prepared.is_base64 else vector,
         }
         return orjson.dumps(item, option=orjson.OPT_SERIALIZE_NUMPY)
 

@@ -1,4 +1,4 @@
-"""`POST /v1/messages`: from Anthropic's conversation to a chat, whose prompt and plan it has.
+"""`POST /v1/messages`: from Anthropic's conversation to a chat, whose prompt and sequences it has.
 
 Turns in a row of one role are one turn, as Anthropic has it: templates want roles to alternate.
 """
@@ -10,10 +10,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, TypeVar
 
-from spotwise.gateway.apis.chat import chat_token_ids, plan_chat_request
+from spotwise.gateway.apis.chat import chat_token_ids, prepare_chat_request
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.chat_tools import tool_use
-from spotwise.gateway.generate.plan import GenerationPlan, RequestTerms, require_model
+from spotwise.gateway.generate.prepared_request import PreparedRequest, RequestTerms, require_model
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.messages import (
     AnthropicsTool,
@@ -42,8 +42,10 @@ _NAMES = {"reasoning_effort": "output_config.effort"}
 _TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
 
 
-def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
-    """Check a body, and plan it.
+def prepare_message(
+    body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms
+) -> PreparedRequest:
+    """Check a body and prepare its request.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -61,14 +63,14 @@ def plan_message(body: Mapping[str, Any], text: ChatText, options: ApiOptions, t
         "user": None if request.metadata is None else request.metadata.user_id,
     }
     parsed = parse_body(ChatRequest, chat)
-    plan = plan_chat_request(parsed, text, options, terms, "msg_", may_fill_context=True)
-    of_chat = [_NAMES.get(name, name) for name in plan.ignored]
+    prepared = prepare_chat_request(parsed, text, options, terms, "msg_", may_fill_context=True)
+    of_chat = [_NAMES.get(name, name) for name in prepared.ignored]
     own = [*ignored_in(Endpoint.MESSAGES, body, MessagesRequest.model_fields), *_ignored(request, text)]
-    return replace(plan, ignored=(*of_chat, *own))
+    return replace(prepared, ignored=(*of_chat, *own))
 
 
 def count_tokens(body: Mapping[str, Any], text: ChatText, options: ApiOptions) -> int:
-    """Return how many tokens the prompt of a message has; raises as `plan_message`."""
+    """Return how many tokens the prompt of a message has; raises as `prepare_message`."""
     chat = parse_body(ChatRequest, _chat(_parsed(MessagesPrompt, body), text))
     require_model(chat.model, options)
     return len(chat_token_ids(chat, text, tools=tool_use(chat, text).tools))

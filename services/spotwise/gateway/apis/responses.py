@@ -1,4 +1,4 @@
-"""`POST /v1/responses`: from items to a plan, which is a chat's, and what the answer says again of the request."""
+"""`POST /v1/responses`: from items to a chat's prepared request, and what the answer says again of the request."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import orjson
 
-from spotwise.gateway.apis.chat import plan_chat_request
+from spotwise.gateway.apis.chat import prepare_chat_request
 from spotwise.gateway.apis.response_chat import chat_of, in_responses_words
 from spotwise.gateway.apis.response_tools import ResponseTools
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.plan import GenerationPlan, RepeatedRequest, RequestTerms
+from spotwise.gateway.generate.prepared_request import PreparedRequest, RepeatedRequest, RequestTerms
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in
 from spotwise.gateway.schema.response_tools import FlatTool
 from spotwise.gateway.schema.responses import ResponsesRequest, UnreadItem
@@ -24,8 +24,10 @@ from spotwise.text.chat_text import ChatText
 _NAMES = {"reasoning_effort": "reasoning.effort", "verbosity": "text.verbosity"}
 
 
-def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms) -> GenerationPlan:
-    """Check a body, and plan it. Its `input` has the items of earlier responses, too.
+def prepare_response(
+    body: Mapping[str, Any], text: ChatText, options: ApiOptions, terms: RequestTerms
+) -> PreparedRequest:
+    """Check a body and prepare its request. Its `input` has the items of earlier responses, too.
 
     Raises:
         ApiError: 400 or 404, with the parameter at fault.
@@ -33,32 +35,32 @@ def plan_response(body: Mapping[str, Any], text: ChatText, options: ApiOptions, 
     request = parse_request(ResponsesRequest, body)
     tools = ResponseTools(request.tools or ())
     try:
-        plan = plan_chat_request(chat_of(request, tools), text, options, terms, "resp_")
+        prepared = prepare_chat_request(chat_of(request, tools), text, options, terms, "resp_")
     except ApiError as error:
         raise in_responses_words(error) from error
     is_stored = options.stores_responses and request.store is not False
     items = [item.model_dump(exclude_none=True) for item in request.input] if is_stored else []
     repeated = RepeatedRequest(
-        _repeated(request, plan, is_stored=is_stored), orjson.dumps(items), is_stored, tools.called
+        _repeated(request, prepared, is_stored=is_stored), orjson.dumps(items), is_stored, tools.called
     )
     ignored = [
-        *(_NAMES.get(name, name) for name in plan.ignored),
+        *(_NAMES.get(name, name) for name in prepared.ignored),
         *ignored_in(Endpoint.RESPONSES, body, ResponsesRequest.model_fields),
         *tools.ignored(),
         *(f"input.{item.type}" for item in request.input if isinstance(item, UnreadItem)),
     ]
-    return replace(plan, repeated=repeated, ignored=tuple(ignored))
+    return replace(prepared, repeated=repeated, ignored=tuple(ignored))
 
 
 def previous_response(body: Mapping[str, Any]) -> str | None:
-    """Return the response that a body goes on from, if any; raises as `plan_response` where the body is wrong."""
+    """Return the response that a body goes on from, if any; raises as `prepare_response` where the body is wrong."""
     if body.get("previous_response_id") is None:
         return None
     return parse_request(ResponsesRequest, body).previous_response_id
 
 
-def _repeated(request: ResponsesRequest, plan: GenerationPlan, *, is_stored: bool) -> dict[str, Any]:
-    sampling = plan.sequences[0].spec.sampling
+def _repeated(request: ResponsesRequest, prepared: PreparedRequest, *, is_stored: bool) -> dict[str, Any]:
+    sampling = prepared.sequences[0].spec.sampling
     tools = [
         ({"strict": None, "parameters": {}} if isinstance(tool, FlatTool) else {}) | tool.model_dump(exclude_none=True)
         for tool in request.tools or ()

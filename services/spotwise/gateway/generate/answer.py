@@ -1,4 +1,4 @@
-"""The response of every endpoint that generates: generates the planned sequences and sends their texts.
+"""The response of every endpoint that generates: generates the prepared sequences and sends their texts.
 
 Every generator that is opened here is closed here: at the end of its text, at an error of a sibling, or when the client leaves.
 A stream's status line waits for the mesh's first item, so that a full mesh is a 429 or 503 and not a broken stream; from then
@@ -19,8 +19,8 @@ from starlette.types import Receive, Scope, Send
 
 from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.generate.answer_work import (
-    AnswerFormat,
     AnswerWork,
+    AnswerWriter,
     Usage,
     parts_of,
     scores_of_batch,
@@ -29,7 +29,7 @@ from spotwise.gateway.generate.answer_work import (
 from spotwise.gateway.generate.choice import Choice, ChoiceText
 from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec, TextEndedError
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.generate.prepared_request import PreparedRequest, PreparedSequence
 from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.generate.stream_position import ChoicePosition, EventStream, StreamPosition
 from spotwise.gateway.schema.parameters import WARNING_HEADER, warning_of
@@ -93,10 +93,10 @@ Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]
 
 
 class GenerationResponse(Response):
-    """The response of a plan.
+    """The response of a prepared request.
 
     Args:
-        plan: the sequences to generate.
+        prepared: the sequences to generate.
         answer_format: the endpoint's.
         generate: gives the tokens of a sequence, from the first on.
         text: tokenizer of the model.
@@ -117,8 +117,8 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        plan: GenerationPlan,
-        answer_format: AnswerFormat,
+        prepared: PreparedRequest,
+        answer_writer: AnswerWriter,
         generate: Generate,
         text: ChatText,
         metrics: GatewayMetrics,
@@ -138,8 +138,8 @@ class GenerationResponse(Response):
         super().__init__()
         self._reservation = reservation or Reservation()
         self._outlives_connection = outlives_connection
-        self._plan = plan
-        self._format = answer_format
+        self._prepared = prepared
+        self._format = answer_writer
         self._generate = generate
         self._position = position
         self._work = work
@@ -148,17 +148,17 @@ class GenerationResponse(Response):
         self._ended = ended
         self._keep = keep
         self._explained = explained
-        self._answer_headers = {"X-Request-Id": plan.request_id, **self._reservation.headers, **(headers or {})}
-        self._warn(warning_of(plan.ignored))
+        self._answer_headers = {"X-Request-Id": prepared.request_id, **self._reservation.headers, **(headers or {})}
+        self._warn(warning_of(prepared.ignored))
         self._metrics = metrics
         self._arrived_s = arrived_s
         self._error: BaseException | None = None
-        self._choices = choices_of(plan, text)
+        self._choices = choices_of(prepared, text)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification."""
-        self._metrics.count_prompt(self._plan.prompt_tokens)
-        work = self._send_stream(send) if self._plan.stream else self._send_whole(scope, receive, send)
+        self._metrics.count_prompt(self._prepared.prompt_tokens)
+        work = self._send_stream(send) if self._prepared.stream else self._send_whole(scope, receive, send)
         try:
             await run_while_connected(receive, self._watched(work))
         finally:
@@ -168,7 +168,7 @@ class GenerationResponse(Response):
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
-            with self._room.taken(self._plan.scope, self._plan.scores):
+            with self._room.taken(self._prepared.scope, self._prepared.scores):
                 await work
         except Exception as error:
             work.close()  # it may not have had room
@@ -189,11 +189,11 @@ class GenerationResponse(Response):
 
     def _pieces(self) -> Any:
         had = [None] * len(self._choices) if self._position is None else [replace(c) for c in self._position.choices]
-        of_choices = zip(self._plan.sequences, self._choices, had, strict=True)
+        of_choices = zip(self._prepared.sequences, self._choices, had, strict=True)
         return aclosing(interleave([self._run(index, *each) for index, each in enumerate(of_choices)]))
 
     async def _run(
-        self, index: int, sequence: PlannedSequence, choice: Choice, had: ChoicePosition | None
+        self, index: int, sequence: PreparedSequence, choice: Choice, had: ChoicePosition | None
     ) -> AsyncGenerator[ChoiceText, None]:
         timeline, by_token = self._metrics.sequence(self._arrived_s, sequence.spec), self._format.BY_TOKEN
         ended = "error"
@@ -282,7 +282,7 @@ class GenerationResponse(Response):
                         await self._kept()
                 except Exception as error:
                     self._error = explained = await self._explanation(error)
-                    described = describe(explained, self._plan.request_id)
+                    described = describe(explained, self._prepared.request_id)
                     self._metrics.count_error(described.code or str(described.status))
                     await stream.failure(await self._repeated(partial(self._format.failure, described)))
                 else:
@@ -306,10 +306,10 @@ class GenerationResponse(Response):
 
     def _written_scores(self) -> int:
         """Return how many scores were written of all choices, with the prompts that are repeated in them."""
-        plan, logprobs = self._plan, self._plan.rules.logprobs
+        prepared, logprobs = self._prepared, self._prepared.rules.logprobs
         written = sum(choice.output_tokens for choice in self._choices) * (1 if logprobs is None else 2 + logprobs)
-        if plan.return_token_ids or plan.sequences[0].prompt.echo is not None:
-            written += sum(len(sequence.prompt.token_ids) for sequence in plan.sequences)
+        if prepared.return_token_ids or prepared.sequences[0].prompt.echo is not None:
+            written += sum(len(sequence.prompt.token_ids) for sequence in prepared.sequences)
         return written
 
     def _count_requests(self) -> None:
@@ -321,21 +321,21 @@ class GenerationResponse(Response):
             self._metrics.ended.request_ended(of_choices)
 
     def _usage(self) -> Usage:
-        return usage_of(self._plan, self._choices)
+        return usage_of(self._prepared, self._choices)
 
 
-def choices_of(plan: GenerationPlan, text: ChatText) -> list[Choice]:
-    """Return the choices of a plan, before their first tokens."""
-    return [Choice(text, plan.rules, sequence) for sequence in plan.sequences]
+def choices_of(prepared: PreparedRequest, text: ChatText) -> list[Choice]:
+    """Return the choices of a prepared request, before their first tokens."""
+    return [Choice(text, prepared.rules, sequence) for sequence in prepared.sequences]
 
 
-def usage_of(plan: GenerationPlan, choices: Sequence[Choice]) -> Usage:
+def usage_of(prepared: PreparedRequest, choices: Sequence[Choice]) -> Usage:
     """Count tokens: a prompt once, however many choices answer it, and as cached what its first choice found cached."""
     first_choices = {id(choice.prompt): choice for choice in reversed(choices)}
     completion_tokens = sum(choice.output_tokens for choice in choices)
     return {
-        "prompt_tokens": plan.prompt_tokens,
+        "prompt_tokens": prepared.prompt_tokens,
         "completion_tokens": completion_tokens,
-        "total_tokens": plan.prompt_tokens + completion_tokens,
+        "total_tokens": prepared.prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": sum(choice.cached_tokens for choice in first_choices.values())},
     }

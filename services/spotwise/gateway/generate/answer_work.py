@@ -24,7 +24,7 @@ from spotwise.http.sse import COMMENT, DONE
 Usage = dict[str, int | dict[str, int]]
 
 
-class AnswerFormat(abc.ABC):
+class AnswerWriter(abc.ABC):
     """Takes the pieces of an answer's choices in order, and gives bytes.
 
     Class attributes:

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.generate.generation import GeneratedTokens
-from spotwise.gateway.generate.plan import PlannedSequence, PromptTokens, TextRules
+from spotwise.gateway.generate.prepared_request import PreparedSequence, PromptTokens, TextRules
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessagePart, MessageReader
@@ -99,7 +99,7 @@ class Choice:
         "prompt",
     )
 
-    def __init__(self, text: ChatText, rules: TextRules, sequence: PlannedSequence) -> None:
+    def __init__(self, text: ChatText, rules: TextRules, sequence: PreparedSequence) -> None:
         self.output_tokens = self.cached_tokens = 0
         self.prompt: PromptTokens = sequence.prompt
         self._text = text

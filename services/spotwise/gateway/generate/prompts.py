@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.gateway.generate.plan_sampling import check_token_ids
+from spotwise.gateway.generate.sampling import check_token_ids
 from spotwise.gateway.schema.completions import Prompt
 from spotwise.gateway.schema.shared import PromptOptions
 from spotwise.http.errors import ApiError, bad_request

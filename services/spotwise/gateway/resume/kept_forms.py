@@ -1,4 +1,4 @@
-"""The forms in which a plan and its tokens are kept, from which another gateway continues.
+"""The forms in which a prepared request and its tokens are kept, from which another gateway continues.
 
 A chunk of them is the index of its choice (none for the first), the digest of the weights that drew them and a `TokenBatch`,
 with blanks between. To read or write many is work for a thread.
@@ -15,7 +15,7 @@ import orjson
 from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.gateway.generate.generation import EarlierTokens, GeneratedTokens, SequenceSpec
-from spotwise.gateway.generate.plan import GenerationPlan, hash_of
+from spotwise.gateway.generate.prepared_request import PreparedRequest, hash_of
 from spotwise.gateway.generate.token_stream import saved
 from spotwise.wire.codec import decode, encode
 
@@ -29,7 +29,7 @@ def hash_of_body(endpoint: str, parsed: Mapping[str, Any]) -> str:
 
 
 def form_of(
-    plan: GenerationPlan,
+    prepared: PreparedRequest,
     endpoint: str,
     body: bytes,
     body_hash: str,
@@ -40,19 +40,19 @@ def form_of(
 ) -> KeptRequest:
     """Return the form of a new request."""
     return KeptRequest(
-        request_id=plan.request_id,
-        scope=plan.scope,
+        request_id=prepared.request_id,
+        scope=prepared.scope,
         endpoint=endpoint,
         body=body.decode(),
         body_hash=body_hash,
-        created_unix_s=plan.created_unix_s,
-        seeds=tuple(sequence.spec.sampling.seed for sequence in plan.sequences),
-        prompt_hash=plan.prompt_hash,
+        created_unix_s=prepared.created_unix_s,
+        seeds=tuple(sequence.spec.sampling.seed for sequence in prepared.sequences),
+        prompt_hash=prepared.prompt_hash,
         is_resumable=is_resumable,
-        claim=claim_of(plan.scope, idempotency_key),
-        client_request_id=plan.sequences[0].spec.client_request_id,
+        claim=claim_of(prepared.scope, idempotency_key),
+        client_request_id=prepared.sequences[0].spec.client_request_id,
         key_name=key_name,
-        deadline_unix_s=plan.sequences[0].spec.deadline_unix_s,
+        deadline_unix_s=prepared.sequences[0].spec.deadline_unix_s,
     )
 
 
@@ -61,13 +61,13 @@ def claim_of(scope: str, idempotency_key: str) -> str:
     return hash_of(scope, idempotency_key) if idempotency_key else ""
 
 
-def owned(plan: GenerationPlan, owner: str, earlier: Sequence[EarlierTokens] = ()) -> GenerationPlan:
-    """Return the plan of a kept request as its owner runs it, after the tokens that there are of each choice."""
+def owned(prepared: PreparedRequest, owner: str, earlier: Sequence[EarlierTokens] = ()) -> PreparedRequest:
+    """Return a kept request as its owner runs it, after the tokens that there are of each choice."""
     sequences = tuple(
         replace(each, spec=replace(each.spec, owner=owner, earlier=earlier[index] if earlier else None))
-        for index, each in enumerate(plan.sequences)
+        for index, each in enumerate(prepared.sequences)
     )
-    return replace(plan, sequences=sequences)
+    return replace(prepared, sequences=sequences)
 
 
 def written_chunk(index: int, deltas: Sequence[TokenDelta], digest: str | None) -> bytes:

@@ -27,7 +27,7 @@ from spotwise.gateway.access.auth import caller_scope, key_name
 from spotwise.gateway.access.quotas import Continued, Reservation
 from spotwise.gateway.generate.answer import Generate, GenerationResponse
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody
+from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest
 from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.gateway.resume.kept_forms import (
     after_attempt,
@@ -39,7 +39,7 @@ from spotwise.gateway.resume.kept_forms import (
     tokens_to_go_on,
 )
 from spotwise.gateway.resume.owners import Owners
-from spotwise.gateway.resume.ports import KeepingGeneration, KeepingLimits, KeepingStore, RequestPlanner
+from spotwise.gateway.resume.ports import KeepingGeneration, KeepingLimits, KeepingStore, RequestPreprocessor
 from spotwise.gateway.resume.request_log import CANCELLED, RequestLog, cancelled, ending_of
 from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.parameters import WARNING_HEADER
@@ -54,14 +54,14 @@ _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
 @dataclass(slots=True)
 class _Running:
     form: KeptRequest
-    plan: GenerationPlan
+    prepared: PreparedRequest
     reservation: Reservation
     log: RequestLog | None = None
 
     @property
     def owner(self) -> str:
         """Its owner as the store knows it, unless it was taken over; empty where it has ended."""
-        return self.plan.sequences[0].spec.owner
+        return self.prepared.sequences[0].spec.owner
 
 
 class KeptRequests:
@@ -72,7 +72,7 @@ class KeptRequests:
         store: keeps them.
         metrics: the gateway's.
         limits: this process and its patience.
-        planning: from bodies to plans and answers.
+        preprocessor: from bodies to prepared requests and answers.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class KeptRequests:
         store: KeepingStore,
         metrics: GatewayMetrics,
         limits: KeepingLimits,
-        planning: RequestPlanner,
+        preprocessor: RequestPreprocessor,
     ) -> None:
         self._generation = generation
         self._store = store
-        self._planning = planning
+        self._preprocessor = preprocessor
         self._metrics = metrics
         self._limits = limits
         self._owner = owner_of(limits.process)
@@ -95,30 +95,34 @@ class KeptRequests:
         self._tasks = set[asyncio.Task[None]]()
         generation.when_forgotten(self._keep_again)
 
-    async def respond(self, request: Request, planned: PlannedBody, arrived_s: float) -> Response:
+    async def respond(self, request: Request, prepared_body: PreparedBody, arrived_s: float) -> Response:
         """Answer a request for a new answer, or for one that the caller began before.
 
         Raises:
             ApiError: 400, 404, 409 or 422, there is no such answer to go on with.
             GenerationError: the store is away.
         """
-        plan = planned.plan
+        prepared = prepared_body.prepared
         key = _idempotency_key(request)
         is_resumable = bool(key) or request.headers.get("x-spotwise-resumable", "").strip().lower() in ("true", "1")
-        body_hash = planned.body_hash
+        body_hash = prepared_body.body_hash
         if event_id := request.headers.get("last-event-id", ""):
             position = StreamPosition.parse(event_id)
             return await self._go_on(request, position.request_id, position, arrived_s, body_hash=body_hash)
-        if claim := claim_of(plan.scope, key):
+        if claim := claim_of(prepared.scope, key):
             known = await self._turns.result(self._store.claimed_request(claim))
             if known is not None:
                 return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=body_hash)
-        reservation = await self._planning.reserve(request, plan)
-        if not plan.stream and not is_resumable:
+        reservation = await self._preprocessor.reserve(request, prepared)
+        if not prepared.stream and not is_resumable:
             generate = self._generation.generate
-            return self._planning.response(planned.endpoint, plan, generate, arrived_s, reservation=reservation)
+            return self._preprocessor.response(
+                prepared_body.endpoint, prepared, generate, arrived_s, reservation=reservation
+            )
         facts = {"key_name": key_name(request), "idempotency_key": key}
-        form = form_of(plan, planned.endpoint, planned.body, body_hash, is_resumable=is_resumable, **facts)
+        form = form_of(
+            prepared, prepared_body.endpoint, prepared_body.body, body_hash, is_resumable=is_resumable, **facts
+        )
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
             if is_resumable and kept in (RoomVerdict.NO_ROOM_FOR_SCOPE, RoomVerdict.TOO_LARGE):
@@ -132,10 +136,10 @@ class KeptRequests:
         if kept is not RoomVerdict.KEPT:
             self._metrics.count_not_kept(Kind.REQUESTS)
             warning = {WARNING_HEADER: "not kept"}
-            ids = planned.endpoint, plan, self._generation.generate, arrived_s
-            return self._planning.response(*ids, headers=warning, reservation=reservation)
-        running = _Running(form, owned(plan, self._owner), reservation)
-        return self._begin(running, _resumable(request, running.plan), None, arrived_s)
+            ids = prepared_body.endpoint, prepared, self._generation.generate, arrived_s
+            return self._preprocessor.response(*ids, headers=warning, reservation=reservation)
+        running = _Running(form, owned(prepared, self._owner), reservation)
+        return self._begin(running, _resumable(request, running.prepared), None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
         """Stream an answer that the caller began before, from its `Last-Event-ID` on; raises as `respond`."""
@@ -153,7 +157,7 @@ class KeptRequests:
             GenerationError: the store is away.
         """
         if (running := self._running.get(request_id)) is not None:
-            await self._turns.result(self._generation.save(*_choice_ids(running.plan)))
+            await self._turns.result(self._generation.save(*_choice_ids(running.prepared)))
         kept = await self._turns.result(self._store.get_request(request_id))
         if kept is None or kept.request.scope != caller_scope(request):
             raise unknown_request(request_id)
@@ -214,33 +218,33 @@ class KeptRequests:
         running = self._running.get(request_id)
         if running is None or running.log is None or running.owner != kept.owner:
             running = None
-        plan = await self._planning.plan_again(kept.request) if running is None else running.plan
-        if position is not None and len(position.choices) != len(plan.sequences):
+        prepared = await self._preprocessor.prepare_again(kept.request) if running is None else running.prepared
+        if position is not None and len(position.choices) != len(prepared.sequences):
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
         if running is None:
-            running = await self._taken(request, kept, plan)
-        plan = _resumable(request, replace(running.plan, stream=True) if as_stream else running.plan)
+            running = await self._taken(request, kept, prepared)
+        prepared = _resumable(request, replace(running.prepared, stream=True) if as_stream else running.prepared)
         self._metrics.count_resumed()
-        return self._begin(running, plan, position, arrived_s, {"Idempotent-Replayed": "true"})
+        return self._begin(running, prepared, position, arrived_s, {"Idempotent-Replayed": "true"})
 
     async def _keep_again(self, request_id: str) -> bool:
         """Keep a request that the store has forgotten; return whether its tokens may follow. Raises `MeshError`."""
         if (running := self._running.get(request_id)) is None or not running.owner:
             return True  # it ends
-        attempts = self._generation.attempts(_choice_ids(running.plan))
+        attempts = self._generation.attempts(_choice_ids(running.prepared))
         known = await self._store.keep_request(running.form, running.owner, attempts)
         if isinstance(known, KeptState) or known is RoomVerdict.KEPT:
             return True
         self._metrics.count_not_kept(Kind.REQUESTS)
         return False
 
-    async def _taken(self, request: Request, kept: KeptState, plan: GenerationPlan) -> _Running:
+    async def _taken(self, request: Request, kept: KeptState, prepared: PreparedRequest) -> _Running:
         """Take a request over, or its answer where that is whole."""
         request_id, reservation = kept.request.request_id, Reservation()
         if kept.ending is None:
             is_alive = await self._owners.is_alive(kept.owner)
             continued = Continued(kept.saved_tokens, is_alive, turn_of(kept.owner) == 0)
-            reservation = await self._planning.reserve(request, plan, continued)
+            reservation = await self._preprocessor.reserve(request, prepared, continued)
             try:
                 taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
             except BaseException:
@@ -257,24 +261,24 @@ class KeptRequests:
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
         if kept.ending is not None and kept.ending.state != "finished":
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
-        work, size_bytes = self._planning.work_of(kept.request.scope), sum(map(len, kept.chunks))
+        work, size_bytes = self._preprocessor.work_of(kept.request.scope), sum(map(len, kept.chunks))
         read = tokens_to_go_on if kept.ending is None else read_chunks
         try:
-            earlier = await work.read(size_bytes, partial(read, kept.chunks, len(plan.sequences)))
+            earlier = await work.read(size_bytes, partial(read, kept.chunks, len(prepared.sequences)))
         except BaseException:
             reservation.cancel()
             raise
         if kept.ending is not None:
-            return _Running(kept.request, owned(plan, "", earlier), Reservation())
-        attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(plan)]
+            return _Running(kept.request, owned(prepared, "", earlier), Reservation())
+        attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(prepared)]
         earlier = [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
         reservation.earlier_tokens = kept.saved_tokens
-        return _Running(kept.request, owned(plan, kept.owner, earlier), reservation)
+        return _Running(kept.request, owned(prepared, kept.owner, earlier), reservation)
 
     def _begin(
         self,
         running: _Running,
-        plan: GenerationPlan,
+        prepared: PreparedRequest,
         position: StreamPosition | None,
         arrived_s: float,
         headers: dict[str, str] | None = None,
@@ -284,7 +288,7 @@ class KeptRequests:
         if form.is_resumable and running.log is None and not is_over:
             running.log = RequestLog(
                 self._generation,
-                plan,
+                prepared,
                 self._limits.resume_s,
                 running.reservation,
                 lambda ending: self._end(running, ending),
@@ -299,14 +303,14 @@ class KeptRequests:
             if running.log is None and not is_over:
                 self._spawn(self._end(running, ending_of(error)))
 
-        if position is None and plan.sends_positions:
-            position = StreamPosition.start(form.request_id, len(plan.sequences))
-        return self._planning.response(
+        if position is None and prepared.sends_positions:
+            position = StreamPosition.start(form.request_id, len(prepared.sequences))
+        return self._preprocessor.response(
             form.endpoint,
-            plan,
+            prepared,
             generate,
             arrived_s,
-            position if plan.stream else None,
+            position if prepared.stream else None,
             ended,
             headers,
             running.reservation,
@@ -328,7 +332,7 @@ class KeptRequests:
         try:
             await self._store_ending(running, ending)
         finally:
-            self._generation.forget(_choice_ids(running.plan), running.owner)
+            self._generation.forget(_choice_ids(running.prepared), running.owner)
 
     async def _store_ending(self, running: _Running, ending: KeptEnding) -> None:
         if self._running.get(running.form.request_id) is not running:
@@ -336,7 +340,7 @@ class KeptRequests:
         if self._generation.is_leaving and ending.state == "cancelled":
             return
         try:
-            await self._turns.result(self._generation.save(*_choice_ids(running.plan)))
+            await self._turns.result(self._generation.save(*_choice_ids(running.prepared)))
             await self._turns.result(
                 self._store.end_request(running.form, running.owner, ending, self._kept_s(running.form))
             )
@@ -348,7 +352,7 @@ class KeptRequests:
 
     def _step_down(self, running: _Running) -> None:
         del self._running[running.form.request_id]
-        for choice_id in _choice_ids(running.plan):
+        for choice_id in _choice_ids(running.prepared):
             self._generation.step_down(choice_id)
 
     def _kept_s(self, form: KeptRequest) -> float:
@@ -382,11 +386,11 @@ def _idempotency_key(request: Request) -> str:
     return key
 
 
-def _resumable(request: Request, plan: GenerationPlan) -> GenerationPlan:
-    """Return the plan of a stream with positions where the request's headers ask for them."""
+def _resumable(request: Request, prepared: PreparedRequest) -> PreparedRequest:
+    """Return the request of a stream with positions where the request's headers ask for them."""
     asks = request.headers.get("x-resume", "").strip().lower() in ("true", "1")
-    return replace(plan, sends_positions=True) if asks else plan
+    return replace(prepared, sends_positions=True) if asks else prepared
 
 
-def _choice_ids(plan: GenerationPlan) -> list[str]:
-    return [sequence.choice_id for sequence in plan.sequences]
+def _choice_ids(prepared: PreparedRequest) -> list[str]:
+    return [sequence.choice_id for sequence in prepared.sequences]

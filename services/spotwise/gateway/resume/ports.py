@@ -15,7 +15,7 @@ from spotwise.gateway.access.quotas import Continued, Reservation
 from spotwise.gateway.generate.answer import Generate, GenerationResponse
 from spotwise.gateway.generate.answer_work import AnswerWork
 from spotwise.gateway.generate.generation import Generation
-from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.prepared_request import PreparedRequest
 from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.mesh.ports.requests import KeptRequestStore
 
@@ -70,14 +70,16 @@ class KeepingStore(KeptRequestStore, Protocol):
         """Return those of some members that are registered."""
 
 
-class RequestPlanner(Protocol):
-    """Plans requests, and makes their answers."""
+class RequestPreprocessor(Protocol):
+    """Prepares requests, and makes their answers."""
 
-    async def reserve(self, request: Request, plan: GenerationPlan, continued: Continued | None = None) -> Reservation:
+    async def reserve(
+        self, request: Request, prepared: PreparedRequest, continued: Continued | None = None
+    ) -> Reservation:
         """Take what a request needs of its key's limits; raises `ApiError`, a 429."""
 
-    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
-        """Plan a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
+    async def prepare_again(self, form: KeptRequest) -> PreparedRequest:
+        """Prepare a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
 
     def work_of(self, scope: str) -> AnswerWork:
         """Return where an answer of a caller's is written."""
@@ -85,7 +87,7 @@ class RequestPlanner(Protocol):
     def response(
         self,
         endpoint: str,
-        plan: GenerationPlan,
+        prepared: PreparedRequest,
         generate: Generate,
         arrived_s: float,
         position: StreamPosition | None = None,
@@ -96,4 +98,4 @@ class RequestPlanner(Protocol):
         *,
         outlives_connection: bool = False,
     ) -> GenerationResponse:
-        """Return the response of a plan; see `GenerationResponse`."""
+        """Return the response of a prepared request; see `GenerationResponse`."""

@@ -13,7 +13,7 @@ from contextlib import aclosing
 from spotwise.core.gateway.kept_request import KeptEnding
 from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.generate.generation import GeneratedTokens, Generation, SequenceSpec, TextEndedError
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.generate.prepared_request import PreparedRequest, PreparedSequence
 from spotwise.http.errors import GenerationError, describe
 from spotwise.mesh.process.background_work import end_tasks
 
@@ -38,7 +38,7 @@ class RequestLog:
 
     Args:
         generation: the mesh.
-        plan: plan of the request.
+        prepared: the request.
         resume_s: how long it continues without a reader.
         reservation: what it has taken of its key's limits; it is settled at the end, if no reader has done that before.
         ended: awaited once, when all choices have ended.
@@ -47,16 +47,16 @@ class RequestLog:
     def __init__(
         self,
         generation: Generation,
-        plan: GenerationPlan,
+        prepared: PreparedRequest,
         resume_s: float,
         reservation: Reservation,
         ended: Callable[[KeptEnding], Awaitable[None]],
     ) -> None:
         self._generation = generation
-        self._choices = {sequence.choice_id: _ChoiceLog() for sequence in plan.sequences}
+        self._choices = {sequence.choice_id: _ChoiceLog() for sequence in prepared.sequences}
         self._tasks = {
             sequence.choice_id: asyncio.create_task(self._pump(sequence), name=f"pump {sequence.choice_id}")
-            for sequence in plan.sequences
+            for sequence in prepared.sequences
         }
         self._resume_s = resume_s
         self._reservation = reservation
@@ -64,7 +64,7 @@ class RequestLog:
         self._readers = 0
         self._ending: KeptEnding | None = None
         self._expiry = asyncio.get_running_loop().call_later(resume_s, self._expire)
-        self.over = asyncio.create_task(self._until_over(), name=f"log {plan.request_id}")
+        self.over = asyncio.create_task(self._until_over(), name=f"log {prepared.request_id}")
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Read a choice from its first token; as `Generation.generate`, but closing it cancels nothing."""
@@ -106,7 +106,7 @@ class RequestLog:
         if not self._readers:
             self.cancel()
 
-    async def _pump(self, sequence: PlannedSequence) -> None:
+    async def _pump(self, sequence: PreparedSequence) -> None:
         log = self._choices[sequence.choice_id]
         try:
             async with aclosing(self._generation.generate(sequence.choice_id, sequence.spec)) as items:

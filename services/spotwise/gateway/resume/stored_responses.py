@@ -11,7 +11,7 @@ import structlog
 
 from spotwise.core.access.store_budget import RoomVerdict
 from spotwise.core.gateway.kept_request import StoredResponse
-from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.prepared_request import PreparedRequest
 from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.responses import as_items
 from spotwise.http.errors import ApiError, GenerationError
@@ -74,18 +74,18 @@ class StoredResponses:
         """Forget a response; no answer that is still read brings it back."""
         await self._turns.result(self._store.delete_response(response_id))
 
-    async def keep(self, plan: GenerationPlan, body: bytes) -> bool:
-        """Store the response of a plan, unless it is stored or was deleted; return whether that was done. Its tokens are
-        computed: it is answered either way.
+    async def keep(self, prepared: PreparedRequest, body: bytes) -> bool:
+        """Store the response of a prepared request, unless it is stored or was deleted; return whether that was done. Its
+        tokens are computed: it is answered either way.
         """
-        assert plan.repeated is not None
-        stored = StoredResponse(plan.request_id, plan.scope, body, plan.repeated.items)
+        assert prepared.repeated is not None
+        stored = StoredResponse(prepared.request_id, prepared.scope, body, prepared.repeated.items)
         try:
             verdict: str = await self._turns.result(self._store.put_response(stored, self._kept_s))
         except GenerationError as error:
             verdict = error.message
         if verdict != RoomVerdict.KEPT:
-            _log.warning("response_not_stored", request_id=plan.request_id, reason=verdict, bytes=stored.size_bytes)
+            _log.warning("response_not_stored", request_id=prepared.request_id, reason=verdict, bytes=stored.size_bytes)
         return verdict == RoomVerdict.KEPT
 
 

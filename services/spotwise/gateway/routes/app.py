@@ -21,7 +21,7 @@ from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.auth import READING, BearerAuth
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.access.quotas import RATE_LIMIT_HEADERS
-from spotwise.gateway.apis.planning import CHAT, COMPLETIONS, RESPONSES, Planning
+from spotwise.gateway.apis.preprocessor import CHAT, COMPLETIONS, RESPONSES, Preprocessor
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import Generation
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -47,7 +47,7 @@ def create_app(
     options: ApiOptions,
     metrics: GatewayMetrics,
     access: ApiAccess,
-    keep: Callable[[Planning], KeptRequests] | None = None,
+    keep: Callable[[Preprocessor], KeptRequests] | None = None,
     now: Callable[[], float] = time.time,
     stored: StoredResponses | None = None,
 ) -> FastAPI:
@@ -82,18 +82,20 @@ def create_app(
     app.add_middleware(RequestIds)
     options = replace(options, stores_responses=stored is not None)
     bodies = BodyWork(options.max_body_bytes, options.max_held_bytes, access.quotas)
-    planning = Planning(text, options, metrics, access.quotas, bodies, now, stored)
-    kept = None if keep is None else keep(planning)
+    preprocessor = Preprocessor(text, options, metrics, access.quotas, bodies, now, stored)
+    kept = None if keep is None else keep(preprocessor)
     add_model_routes(app, options, text.context_length)
 
     async def respond(request: Request, endpoint: str) -> Response:
         arrived_s = time.monotonic()
-        planned = await planning.plan(request, endpoint)
+        prepared_body = await preprocessor.prepare(request, endpoint)
         if kept is not None:
-            return LateAnswer(await kept.respond(request, planned, arrived_s))
-        reservation = await planning.reserve(request, planned.plan)
+            return LateAnswer(await kept.respond(request, prepared_body, arrived_s))
+        reservation = await preprocessor.reserve(request, prepared_body.prepared)
         return LateAnswer(
-            planning.response(endpoint, planned.plan, generation.generate, arrived_s, reservation=reservation)
+            preprocessor.response(
+                endpoint, prepared_body.prepared, generation.generate, arrived_s, reservation=reservation
+            )
         )
 
     @app.post("/v1/chat/completions")
@@ -110,9 +112,9 @@ def create_app(
 
     add_message_routes(app, respond, text, options, bodies)
     add_token_routes(app, text, options, bodies)
-    add_embedding_routes(app, generation.generate, text, options, metrics, planning)
+    add_embedding_routes(app, generation.generate, text, options, metrics, preprocessor)
     if kept is not None:
-        add_request_routes(app, kept, planning)
+        add_request_routes(app, kept, preprocessor)
 
     if stored is not None:
         add_response_routes(app, stored, kept, bodies.off_loop)

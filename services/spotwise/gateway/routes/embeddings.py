@@ -11,8 +11,8 @@ from starlette.responses import Response
 
 from spotwise.gateway.access.auth import key_name
 from spotwise.gateway.apis.embedding_answer import EmbeddingResponse
-from spotwise.gateway.apis.embedding_plan import EmbeddingPlan, plan_embeddings
-from spotwise.gateway.apis.planning import Planning
+from spotwise.gateway.apis.embedding_request import PreparedEmbeddings, prepare_embeddings
+from spotwise.gateway.apis.preprocessor import Preprocessor
 from spotwise.gateway.generate.answer import Generate
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -28,19 +28,19 @@ def add_embedding_routes(
     text: ChatText,
     options: ApiOptions,
     metrics: GatewayMetrics,
-    planning: Planning,
+    preprocessor: Preprocessor,
 ) -> None:
     """Add the route to the API."""
 
-    def planned(request: Request, deadline_unix_s: float | None, body: bytearray) -> EmbeddingPlan:
+    def prepared_body(request: Request, deadline_unix_s: float | None, body: bytearray) -> PreparedEmbeddings:
         parsed, names = parse_json_object(body), (key_name(request), client_request_id(request))
-        return plan_embeddings(parsed, text, options, *names, deadline_unix_s)
+        return prepare_embeddings(parsed, text, options, *names, deadline_unix_s)
 
     @app.post("/v1/embeddings")
     async def create_embeddings(request: Request) -> Response:
         arrived_s = time.monotonic()
-        deadline_unix_s = planning.admit(request)
-        plan = await planning.bodies.of(request, partial(planned, request, deadline_unix_s))
-        name_request(request, plan.request_id)
-        reservation = await planning.reserve(request, plan)
-        return LateAnswer(EmbeddingResponse(plan, generate, metrics, arrived_s, reservation))
+        deadline_unix_s = preprocessor.admit(request)
+        prepared = await preprocessor.bodies.of(request, partial(prepared_body, request, deadline_unix_s))
+        name_request(request, prepared.request_id)
+        reservation = await preprocessor.reserve(request, prepared)
+        return LateAnswer(EmbeddingResponse(prepared, generate, metrics, arrived_s, reservation))

@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.apis.messages import count_tokens
-from spotwise.gateway.apis.planning import MESSAGES
+from spotwise.gateway.apis.preprocessor import MESSAGES
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.http.body import parse_json_object
 from spotwise.http.message_errors import MESSAGES_PATH

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 from pydantic.json_schema import models_json_schema
 
 from spotwise.core.requests.names import ANY_NAME
-from spotwise.gateway.apis.chat import ChatFormat
-from spotwise.gateway.apis.completions import CompletionFormat
+from spotwise.gateway.apis.chat import ChatWriter
+from spotwise.gateway.apis.completions import CompletionWriter
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.routes.openapi_answers import (
     CONTINUED,
@@ -106,9 +106,9 @@ def api_description(options: ApiOptions, *, keeps_requests: bool) -> Schema:
         },
         "security": [{}, {"key": []}, {"header": []}],
         "paths": {
-            "/v1/chat/completions": {"post": _generation(ChatRequest, ChatFormat.WHOLE_OBJECT, MESSAGE, headers)},
+            "/v1/chat/completions": {"post": _generation(ChatRequest, ChatWriter.WHOLE_OBJECT, MESSAGE, headers)},
             "/v1/completions": {
-                "post": _generation(CompletionRequest, CompletionFormat.WHOLE_OBJECT, {"text": TEXT}, headers)
+                "post": _generation(CompletionRequest, CompletionWriter.WHOLE_OBJECT, {"text": TEXT}, headers)
             },
             "/v1/responses": {"post": _answered(ResponsesRequest, RESPONSE, headers)},
             **(RESPONSE_PATHS if options.stores_responses else {}),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spotwise.gateway.apis.planning import MESSAGES
+from spotwise.gateway.apis.preprocessor import MESSAGES
 from spotwise.gateway.routes.responses import MOST_ITEMS
 from spotwise.gateway.schema.embeddings import EmbeddingRequest
 from spotwise.gateway.schema.parameters import Endpoint

@@ -17,12 +17,12 @@ from starlette.types import Receive, Scope, Send
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.gateway.access.auth import READING
-from spotwise.gateway.apis.planning import Planning
+from spotwise.gateway.apis.preprocessor import Preprocessor
 from spotwise.gateway.generate.answer import usage_of
-from spotwise.gateway.generate.answer_work import AnswerFormat, parts_of
+from spotwise.gateway.generate.answer_work import AnswerWriter, parts_of
 from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.generation import EarlierTokens
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedSequence
+from spotwise.gateway.generate.prepared_request import PreparedRequest, PreparedSequence
 from spotwise.gateway.generate.token_stream import saved
 from spotwise.gateway.resume.kept_forms import read_chunks
 from spotwise.gateway.resume.kept_requests import KeptRequests
@@ -32,7 +32,7 @@ from spotwise.http.json_text import PartsResponse
 from spotwise.http.late_answers import LateAnswer
 
 
-def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> None:
+def add_request_routes(app: FastAPI, kept: KeptRequests, preprocessor: Preprocessor) -> None:
     """Add the routes to the API."""
 
     @app.api_route("/v1/requests/{request_id}", methods=[*READING])
@@ -40,59 +40,60 @@ def add_request_routes(app: FastAPI, kept: KeptRequests, planning: Planning) -> 
         # A HEAD takes no stream from its connection.
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
-        return await _described(kept, planning, await kept.state(request, request_id))
+        return await _described(kept, preprocessor, await kept.state(request, request_id))
 
     @app.delete("/v1/requests/{request_id}")
     async def cancel_request(request: Request, request_id: str) -> Response:
         await kept.cancel(request, request_id)
-        return await _described(kept, planning, await kept.state(request, request_id))
+        return await _described(kept, preprocessor, await kept.state(request, request_id))
 
 
-async def _described(kept: KeptRequests, planning: Planning, state: KeptState) -> Response:
+async def _described(kept: KeptRequests, preprocessor: Preprocessor, state: KeptState) -> Response:
     form = state.request
-    plan = await planning.plan_again(form)
-    return LateAnswer(_Description(planning, state, plan, await kept.ledger(form)))
+    prepared = await preprocessor.prepare_again(form)
+    return LateAnswer(_Description(preprocessor, state, prepared, await kept.ledger(form)))
 
 
 class _Description(Response):
     """What is known of a request, its whole answer included.
 
     Args:
-        planning: from bodies to answers.
+        preprocessor: from bodies to answers.
         state: what is kept of it.
-        plan: plan of the request.
+        prepared: the request.
         ledger: ledger of the request, in order of time.
     """
 
     def __init__(
-        self, planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+        self, preprocessor: Preprocessor, state: KeptState, prepared: PreparedRequest, ledger: Sequence[LedgerEntry]
     ) -> None:
         super().__init__()
-        self._planning = planning
+        self._preprocessor = preprocessor
         self._state = state
-        self._plan = plan
+        self._prepared = prepared
         self._ledger = ledger
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Write and send it; see the ASGI specification."""
-        planning, state, of_whom = self._planning, self._state, self._plan.scope
+        preprocessor, state, of_whom = self._preprocessor, self._state, self._prepared.scope
         effort = effort_of_kept(sum(map(len, state.chunks)))
-        described = partial(_description, planning, state, self._plan, self._ledger)
-        with planning.room.taken(of_whom, self._plan.scores):
-            parts = await planning.bodies.off_loop.run(of_whom, effort, described)
+        described = partial(_description, preprocessor, state, self._prepared, self._ledger)
+        with preprocessor.room.taken(of_whom, self._prepared.scores):
+            parts = await preprocessor.bodies.off_loop.run(of_whom, effort, described)
             await PartsResponse(parts)(scope, receive, send)
 
 
 def _description(
-    planning: Planning, state: KeptState, plan: GenerationPlan, ledger: Sequence[LedgerEntry]
+    preprocessor: Preprocessor, state: KeptState, prepared: PreparedRequest, ledger: Sequence[LedgerEntry]
 ) -> list[bytes]:
     """Return what is known of a request, in parts; work for a thread where much is kept of it."""
     form, ending = state.request, state.ending
-    earlier = read_chunks(state.chunks, len(plan.sequences))
-    choices = planning.choices(plan)
-    answer = planning.answer_format(form.endpoint, plan)
+    earlier = read_chunks(state.chunks, len(prepared.sequences))
+    choices = preprocessor.choices(prepared)
+    answer = preprocessor.answer_writer(form.endpoint, prepared)
     reasons = [
-        _replay(index, *each, answer) for index, each in enumerate(zip(plan.sequences, choices, earlier, strict=True))
+        _replay(index, *each, answer)
+        for index, each in enumerate(zip(prepared.sequences, choices, earlier, strict=True))
     ]
     body: dict[str, Any] = {
         "id": form.request_id,
@@ -108,19 +109,19 @@ def _description(
                 "attempts": _attempts(sequence.choice_id, state, ledger),
                 "finish_reason": reason,
             }
-            for index, (sequence, choice, reason) in enumerate(zip(plan.sequences, choices, reasons, strict=True))
+            for index, (sequence, choice, reason) in enumerate(zip(prepared.sequences, choices, reasons, strict=True))
         ],
         "error": None,
     }
     if ending is not None and ending.state == "failed":
         body["error"] = {"message": ending.message, "code": ending.code}
     is_finished = ending is not None and ending.state == "finished"
-    response = answer.whole(usage_of(plan, choices)) if is_finished else [b"null"]
+    response = answer.whole(usage_of(prepared, choices)) if is_finished else [b"null"]
     return [orjson.dumps(body)[:-1], b',"response":', *response, b"}"]
 
 
 def _replay(
-    index: int, sequence: PlannedSequence, choice: Choice, earlier: EarlierTokens, answer: AnswerFormat
+    index: int, sequence: PreparedSequence, choice: Choice, earlier: EarlierTokens, answer: AnswerWriter
 ) -> str | None:
     """Add the tokens of a choice to an answer; return how the choice ended."""
     reason = None

@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.gateway.access.auth import READING, caller_scope
-from spotwise.gateway.apis.planning import RESPONSES
+from spotwise.gateway.apis.preprocessor import RESPONSES
 from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.stored_responses import StoredResponses, listed_items, unknown_response
 from spotwise.http.errors import bad_request

@@ -14,7 +14,7 @@ from starlette.responses import Response
 from spotwise.gateway.access.auth import READING
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import Generation
-from spotwise.gateway.generate.plan import require_model
+from spotwise.gateway.generate.prepared_request import require_model
 
 
 def add_model_routes(app: FastAPI, options: ApiOptions, context_length: int) -> None:

@@ -14,9 +14,9 @@ from starlette.responses import Response
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.apis.chat import chat_token_ids
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.plan import require_model
-from spotwise.gateway.generate.plan_sampling import check_token_ids
+from spotwise.gateway.generate.prepared_request import require_model
 from spotwise.gateway.generate.prompts import prompt_too_long
+from spotwise.gateway.generate.sampling import check_token_ids
 from spotwise.gateway.schema.shared import parse_body
 from spotwise.gateway.schema.tokenize import DetokenizeRequest, TokenizeChat, TokenizePrompt, parse_tokenize
 from spotwise.http.body import parse_json_object

@@ -3,7 +3,7 @@
 OpenAI's `response_format` and vLLM's `structured_outputs`.
 
 Types are strict (a number in quotes is not a number) and ranges are checked here; checks that need the model's context or
-vocabulary are in `plan.py`, refused and ignored parameters in `parameters.py`. `null` means the default everywhere.
+vocabulary are in `prepared_request.py`, refused and ignored parameters in `parameters.py`. `null` means the default everywhere.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.embedding_model import MATRYOSHKA_SETTING, POOLING_SETTING, EmbeddingModel
 from spotwise.gateway.generate.generation import SequenceSpec
-from spotwise.gateway.generate.plan import PlannedSequence, PromptTokens, require_model, require_priority
+from spotwise.gateway.generate.prepared_request import PreparedSequence, PromptTokens, require_model, require_priority
 from spotwise.gateway.generate.prompts import prompt_tokens, prompt_too_long, truncation_of
 from spotwise.gateway.schema.completions import num_prompts, prompts_of
 from spotwise.gateway.schema.embeddings import MAX_INPUTS, EmbeddingRequest, parse_embeddings
@@ -24,7 +24,7 @@ from spotwise.text.prompt_encoder import Truncation
 
 
 @dataclass(frozen=True, slots=True)
-class EmbeddingPlan:
+class PreparedEmbeddings:
     """All that a request for embeddings makes the mesh do, and how its answer is written.
 
     Attributes:
@@ -38,7 +38,7 @@ class EmbeddingPlan:
 
     request_id: str
     model: str
-    sequences: tuple[PlannedSequence, ...]
+    sequences: tuple[PreparedSequence, ...]
     dimensions: int | None
     normalizes: bool
     is_base64: bool
@@ -49,15 +49,15 @@ class EmbeddingPlan:
         return sum(len(sequence.prompt.token_ids) for sequence in self.sequences)
 
 
-def plan_embeddings(
+def prepare_embeddings(
     body: Mapping[str, Any],
     text: ChatText,
     options: ApiOptions,
     key_name: str,
     client_request_id: str,
     deadline_unix_s: float | None,
-) -> EmbeddingPlan:
-    """Check a body and plan it.
+) -> PreparedEmbeddings:
+    """Check a body and prepare its request.
 
     Args:
         body: as it was parsed.
@@ -86,7 +86,7 @@ def plan_embeddings(
     salt = prefix_salt("" if options.shares_prefixes else key_name, request.cache_salt or "", adapter)
     sampling = SamplingParams(temperature=0.0, pooling=pooling)
     request_id = f"embd-{secrets.token_hex(16)}"
-    sequences: list[PlannedSequence] = []
+    sequences: list[PreparedSequence] = []
     for param, given in prompts_of(request.input, "input"):
         token_ids = prompt_tokens(given, param, text, truncation, add_special_tokens=add_special_tokens)
         if len(token_ids) > longest:
@@ -105,8 +105,8 @@ def plan_embeddings(
             adapter=adapter,
         )
         choice_id = f"{request_id}#{len(sequences)}" if inputs > 1 else request_id
-        sequences.append(PlannedSequence(choice_id, spec, PromptTokens(token_ids, None, param)))
-    return EmbeddingPlan(
+        sequences.append(PreparedSequence(choice_id, spec, PromptTokens(token_ids, None, param)))
+    return PreparedEmbeddings(
         request_id=request_id,
         model=request.model,
         sequences=tuple(sequences),

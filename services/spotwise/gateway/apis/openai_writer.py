@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, TypeVar
 
 from spotwise.core.requests.sampling import TokenLogprobs
-from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerWriter, Usage
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
-from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.prepared_request import PreparedRequest
 from spotwise.http.errors import ApiError
 from spotwise.http.json_text import JsonList, json_parts
 from spotwise.http.sse import event, one_line
@@ -66,11 +66,11 @@ class WholeChoice:
         return "".join(self.texts)
 
 
-class ResponseFormat(AnswerFormat):
+class OpenAiWriter(AnswerWriter):
     """Answers that are lists of choices, which a subclass defines.
 
     Args:
-        plan: the request that is answered.
+        prepared: the request that is answered.
         token_bytes: bytes and text of tokens.
     """
 
@@ -82,16 +82,16 @@ class ResponseFormat(AnswerFormat):
     #: Whether each choice holds what belongs to its prompt (the prompts of a completion may differ), or the answer does.
     PROMPT_IN_CHOICES: ClassVar[bool]
 
-    def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
-        self._plan = plan
+    def __init__(self, prepared: PreparedRequest, token_bytes: TokenBytes) -> None:
+        self._prepared = prepared
         self._token_bytes = token_bytes
-        self._wholes = [WholeChoice() for _ in plan.sequences]
-        self._output_tokens = [0] * len(plan.sequences)
-        self._names = {"id": plan.request_id, "created": plan.created_unix_s, "model": plan.model}
+        self._wholes = [WholeChoice() for _ in prepared.sequences]
+        self._output_tokens = [0] * len(prepared.sequences)
+        self._names = {"id": prepared.request_id, "created": prepared.created_unix_s, "model": prepared.model}
         # A plain text delta, by far the most frequent event, is these bytes round its JSON string.
         front, tail = one_line(self._chunk([{"index": 0}])).split(b'{"index":0}')
         self._fronts = [
-            b'data: %b{"index":%d,%b' % (front, index, self.TEXT_FRONT) for index in range(len(plan.sequences))
+            b'data: %b{"index":%d,%b' % (front, index, self.TEXT_FRONT) for index in range(len(prepared.sequences))
         ]
         self._tail = self.TEXT_TAIL + tail + b"\n\n"
 
@@ -110,16 +110,16 @@ class ResponseFormat(AnswerFormat):
     def events(self, index: int, piece: ChoiceText) -> list[bytes]:
         """Return a chunk, unless there is nothing to see in it; the last one has the finish reason."""
         self._output_tokens[index] += len(piece.token_ids)
-        if piece.is_silent and not (self._plan.return_token_ids and piece.token_ids):
+        if piece.is_silent and not (self._prepared.return_token_ids and piece.token_ids):
             return []
         is_text = piece.parts is None and piece.finish_reason is None and piece.scored is None
-        if is_text and not self._plan.return_token_ids and not self._plan.counts_in_chunks:
+        if is_text and not self._prepared.return_token_ids and not self._prepared.counts_in_chunks:
             return [self._fronts[index] + one_line(piece.text) + self._tail]
         logprobs = None if piece.scored is None else self._logprobs(piece.scored)
         choice = {"index": index, **self._delta(piece), **_end(piece, logprobs)}
         if piece.finish_reason is None:
             del choice["stop_reason"]
-        if self._plan.return_token_ids:
+        if self._prepared.return_token_ids:
             choice["token_ids"] = piece.token_ids
             if self.PROMPT_IN_CHOICES and piece.is_first:
                 choice["prompt_token_ids"] = self._prompt_ids(index)
@@ -127,7 +127,7 @@ class ResponseFormat(AnswerFormat):
 
     def endings(self, usage: Usage) -> list[bytes]:
         """Return the chunk without choices that `include_usage` asks for."""
-        return [event(self._chunk([]) | {"usage": usage})] if self._plan.include_usage else []
+        return [event(self._chunk([]) | {"usage": usage})] if self._prepared.include_usage else []
 
     def failure(self, error: ApiError) -> list[bytes]:
         """Return the error."""
@@ -152,7 +152,7 @@ class ResponseFormat(AnswerFormat):
         written = []
         for index, choice in enumerate(self._wholes):
             fields = {"index": index, **self._message(choice), **_end(choice, choice.logprobs)}
-            if self._plan.return_token_ids:
+            if self._prepared.return_token_ids:
                 fields["token_ids"] = choice.token_ids
             if self.PROMPT_IN_CHOICES:
                 fields |= self._of_prompt(index, choice)
@@ -164,7 +164,7 @@ class ResponseFormat(AnswerFormat):
 
     def _of_prompt(self, index: int, choice: WholeChoice) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        if self._plan.return_token_ids:
+        if self._prepared.return_token_ids:
             fields["prompt_token_ids"] = self._prompt_ids(index)
         if choice.prompt_logprobs is not None:
             fields["prompt_logprobs"] = choice.prompt_logprobs
@@ -186,8 +186,10 @@ class ResponseFormat(AnswerFormat):
 
     def _chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
         chunk: dict[str, Any] = {**self._names, "object": self.CHUNK_OBJECT, "choices": choices}
-        if self._plan.include_usage:
-            chunk["usage"] = self._usage_of(choices[0]["index"]) if self._plan.counts_in_chunks and choices else None
+        if self._prepared.include_usage:
+            chunk["usage"] = (
+                self._usage_of(choices[0]["index"]) if self._prepared.counts_in_chunks and choices else None
+            )
         return chunk
 
     def _usage_of(self, index: int) -> Usage:
@@ -197,10 +199,10 @@ class ResponseFormat(AnswerFormat):
 
     def _spelled(self, token_id: int) -> str:
         """Return what log-probabilities call a token."""
-        return f"token_id:{token_id}" if self._plan.spells_ids else self._token_bytes.text_of(token_id)
+        return f"token_id:{token_id}" if self._prepared.spells_ids else self._token_bytes.text_of(token_id)
 
     def _prompt_ids(self, index: int) -> tuple[int, ...]:
-        return self._plan.sequences[index].prompt.token_ids
+        return self._prepared.sequences[index].prompt.token_ids
 
 
 def _end(choice: WholeChoice | ChoiceText, logprobs: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -11,9 +11,9 @@ from typing import Any, ClassVar, Literal
 import orjson
 from pydantic_core import from_json
 
-from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerWriter, Usage
 from spotwise.gateway.generate.choice import ChoiceText
-from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.prepared_request import PreparedRequest
 from spotwise.http.errors import ApiError
 from spotwise.http.sse import named_event
 from spotwise.text.detokenize import TokenBytes
@@ -96,11 +96,11 @@ def input_of(arguments: str) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-class MessagesFormat(AnswerFormat):
+class MessagesWriter(AnswerWriter):
     """Answers as Anthropic's `message` objects and events.
 
     Args:
-        plan: the request that is answered, with one choice.
+        prepared: the request that is answered, with one choice.
         token_bytes: not needed.
     """
 
@@ -108,8 +108,8 @@ class MessagesFormat(AnswerFormat):
     END: ClassVar[bytes] = b""
     KEEP_ALIVE: ClassVar[bytes] = _PING
 
-    def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
-        self._plan = plan
+    def __init__(self, prepared: PreparedRequest, token_bytes: TokenBytes) -> None:
+        self._prepared = prepared
         self._blocks: list[_Block] = []
         self._is_open = False
         self._stop_reason: str | None = None
@@ -117,7 +117,7 @@ class MessagesFormat(AnswerFormat):
 
     def openings(self) -> list[bytes]:
         """Return the message before its first block; what of its prompt was cached is not known yet."""
-        usage: Usage = {"prompt_tokens": self._plan.prompt_tokens, "completion_tokens": 0}
+        usage: Usage = {"prompt_tokens": self._prepared.prompt_tokens, "completion_tokens": 0}
         return [_event("message_start", message=self._message([], usage))]
 
     def events(self, index: int, piece: ChoiceText) -> list[bytes]:
@@ -131,7 +131,7 @@ class MessagesFormat(AnswerFormat):
 
     def failure(self, error: ApiError) -> list[bytes]:
         """Return the error."""
-        return [named_event("error", error.message_body(self._plan.request_id))]
+        return [named_event("error", error.message_body(self._prepared.request_id))]
 
     def collect(self, index: int, piece: ChoiceText) -> None:
         """Take a piece, as `events` does."""
@@ -144,10 +144,10 @@ class MessagesFormat(AnswerFormat):
 
     def _message(self, content: Sequence[dict[str, Any]], usage: Usage) -> dict[str, Any]:
         return {
-            "id": self._plan.request_id,
+            "id": self._prepared.request_id,
             "type": "message",
             "role": "assistant",
-            "model": self._plan.model,
+            "model": self._prepared.model,
             "content": content,
             "stop_reason": self._stop_reason,
             "stop_sequence": self._stop_sequence,
@@ -188,7 +188,7 @@ class MessagesFormat(AnswerFormat):
 
     def _end(self, piece: ChoiceText) -> None:
         if piece.finish_reason == "length":
-            filled = self._plan.sequences[0].spec.unbounded
+            filled = self._prepared.sequences[0].spec.unbounded
             self._stop_reason = "model_context_window_exceeded" if filled else "max_tokens"
         elif isinstance(piece.stop_reason, str):
             self._stop_reason, self._stop_sequence = "stop_sequence", piece.stop_reason

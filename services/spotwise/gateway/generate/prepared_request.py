@@ -21,8 +21,8 @@ from spotwise.gateway.access.auth import tenant_of
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.generate.output_grammar import ANY_MESSAGE, MessageGrammar, is_json
-from spotwise.gateway.generate.plan_sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.generate.prompts import require_choices
+from spotwise.gateway.generate.sampling import check_token_ids, sampling_of, seed_of
 from spotwise.gateway.generate.score_limits import ScoredAnswer
 from spotwise.gateway.schema.response_tools import CalledTool
 from spotwise.gateway.schema.shared import GenerationRequest, StreamOptions
@@ -41,7 +41,7 @@ class RequestTerms:
         scope: its caller; see `caller_scope`.
         client_request_id: the client's own id; may be empty.
         deadline_unix_s: when its client gives up.
-        kept: the form of a request that is planned again; it has its ids, its seeds and its time already.
+        kept: the form of a request that is prepared again; it has its ids, its seeds and its time already.
     """
 
     key_name: str = ""
@@ -99,7 +99,7 @@ class TextRules:
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedSequence:
+class PreparedSequence:
     """One choice of the answer: its id in the mesh, what to run, and the prompt that it answers."""
 
     choice_id: str
@@ -125,7 +125,7 @@ class RepeatedRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class GenerationPlan:
+class PreparedRequest:
     """All that an API request makes the mesh do.
 
     Attributes:
@@ -149,7 +149,7 @@ class GenerationPlan:
     """
 
     request_id: str
-    sequences: tuple[PlannedSequence, ...]
+    sequences: tuple[PreparedSequence, ...]
     rules: TextRules
     prompt_tokens: int
     stream: bool
@@ -166,20 +166,20 @@ class GenerationPlan:
     spells_ids: bool = False
     scores: int = 0
 
-    def ignoring(self, names: Iterable[str]) -> GenerationPlan:
-        """Return the plan with further wishes that are ignored."""
+    def ignoring(self, names: Iterable[str]) -> PreparedRequest:
+        """Return the request with further wishes that are ignored."""
         return replace(self, ignored=(*self.ignored, *names))
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedBody:
-    """A request's plan, and the body that it was made of.
+class PreparedBody:
+    """A prepared request, and the body that it was made of.
 
     Attributes:
         body_hash: hash of its content, whatever the order of its fields; empty where it cannot be kept.
     """
 
-    plan: GenerationPlan
+    prepared: PreparedRequest
     endpoint: str
     body: bytes
     body_hash: str
@@ -222,7 +222,7 @@ def require_priority(priority: int, options: ApiOptions) -> int:
     return priority
 
 
-def plan_generation(
+def prepare_generation(
     request: GenerationRequest,
     prompts: Sequence[PromptTokens],
     text: ChatText,
@@ -236,8 +236,8 @@ def plan_generation(
     logprobs: int | None = None,
     message: MessageGrammar = ANY_MESSAGE,
     reading: MessageReading | None = None,
-) -> GenerationPlan:
-    """Plan the sequences of a request: all choices of the first prompt, then of the next.
+) -> PreparedRequest:
+    """Prepare the sequences of a request: all choices of the first prompt, then of the next.
 
     Args:
         request: the checked parameters.
@@ -296,7 +296,7 @@ def plan_generation(
         differs = "This gateway makes another prompt of the request (its model's files differ); send the request anew."
         raise ApiError(409, differs, code="cannot_resume")
     request_id = f"{id_prefix}{secrets.token_hex(16)}" if kept is None else kept.request_id
-    sequences: list[PlannedSequence] = []
+    sequences: list[PreparedSequence] = []
     for prompt, stop in zip(prompts, stops, strict=True):
         for choice in range(choices):
             choice_id = f"{request_id}#{len(sequences)}" if several else request_id
@@ -317,7 +317,7 @@ def plan_generation(
                 prefix_salt=salt,
                 adapter=adapter,
             )
-            sequences.append(PlannedSequence(choice_id, spec, prompt))
+            sequences.append(PreparedSequence(choice_id, spec, prompt))
     rules = TextRules(
         stop_tables=StopTables(tuple(request.stop)),
         include_stop=request.include_stop_str_in_output or False,
@@ -331,7 +331,7 @@ def plan_generation(
     )
     options_of_stream = request.stream_options or StreamOptions()
     include_usage = options_of_stream.include_usage or False
-    return GenerationPlan(
+    return PreparedRequest(
         request_id=request_id,
         sequences=tuple(sequences),
         rules=rules,

@@ -1,4 +1,4 @@
-"""From bodies to plans, and from plans to responses, of all endpoints that generate.
+"""From bodies to prepared requests, and from those to responses, of all endpoints that generate.
 
 `X-Request-Timeout`, seconds from the request's arrival at the gateway.
 
@@ -22,18 +22,18 @@ from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.gateway.access.auth import caller_of, caller_scope, key_name
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.access.quotas import Continued, Quotas, Reservation
-from spotwise.gateway.apis.chat import ChatFormat, plan_chat
-from spotwise.gateway.apis.completions import CompletionFormat, plan_completion
-from spotwise.gateway.apis.items_format import ItemsFormat
-from spotwise.gateway.apis.messages import plan_message
-from spotwise.gateway.apis.messages_format import MessagesFormat
-from spotwise.gateway.apis.responses import plan_response, previous_response
+from spotwise.gateway.apis.chat import ChatWriter, prepare_chat
+from spotwise.gateway.apis.completions import CompletionWriter, prepare_completion
+from spotwise.gateway.apis.items_writer import ItemsWriter
+from spotwise.gateway.apis.messages import prepare_message
+from spotwise.gateway.apis.messages_writer import MessagesWriter
+from spotwise.gateway.apis.responses import prepare_response, previous_response
 from spotwise.gateway.generate.answer import Generate, GenerationResponse, choices_of
-from spotwise.gateway.generate.answer_work import AnswerFormat, AnswerWork
+from spotwise.gateway.generate.answer_work import AnswerWork, AnswerWriter
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.generate.plan import GenerationPlan, PlannedBody, PlannedSequence, RequestTerms
+from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest, PreparedSequence, RequestTerms
 from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.gateway.resume.kept_forms import KEEPING_HEADERS, hash_of_body
@@ -76,26 +76,26 @@ def deadline_of(headers: Headers, arrived_unix_s: float) -> float | None:
     return arrived_unix_s + seconds
 
 
-#: From a parsed body, and what is known of the request beside it, to a plan.
-PlanBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, RequestTerms], GenerationPlan]
+#: From a parsed body, and what is known of the request beside it, to a prepared request.
+PrepareBody = Callable[[Mapping[str, Any], ChatText, ApiOptions, RequestTerms], PreparedRequest]
 
-#: From a plan and the model's tokens to what writes the answer.
-NewFormat = Callable[[GenerationPlan, TokenBytes], AnswerFormat]
+#: From a prepared request and the model's tokens to what writes the answer.
+NewWriter = Callable[[PreparedRequest, TokenBytes], AnswerWriter]
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = (endpoint.value for endpoint in Endpoint)
-_ENDPOINTS: Mapping[str, tuple[PlanBody, NewFormat]] = {
-    CHAT: (plan_chat, ChatFormat),
-    COMPLETIONS: (plan_completion, CompletionFormat),
-    RESPONSES: (plan_response, ItemsFormat),
-    MESSAGES: (plan_message, MessagesFormat),
+_ENDPOINTS: Mapping[str, tuple[PrepareBody, NewWriter]] = {
+    CHAT: (prepare_chat, ChatWriter),
+    COMPLETIONS: (prepare_completion, CompletionWriter),
+    RESPONSES: (prepare_response, ItemsWriter),
+    MESSAGES: (prepare_message, MessagesWriter),
 }
 
 
-class CountedPlan(Protocol):
+class CountedRequest(Protocol):
     """What is counted of a request."""
 
     @property
-    def sequences(self) -> tuple[PlannedSequence, ...]:
+    def sequences(self) -> tuple[PreparedSequence, ...]:
         """What it makes the mesh compute."""
 
     @property
@@ -103,8 +103,8 @@ class CountedPlan(Protocol):
         """Tokens of its prompts, each counted once."""
 
 
-class Planning:
-    """Plans requests, large ones on another thread; see `create_app` for the arguments.
+class Preprocessor:
+    """Prepares requests, large ones on another thread; see `create_app` for the arguments.
 
     Attributes:
         bodies: reads them.
@@ -130,20 +130,20 @@ class Planning:
         self.room = ScoreRoom(options.max_answer_logprobs)
         self._stored = stored
 
-    async def plan(self, request: Request, endpoint: str) -> PlannedBody:
-        """Read and plan a request; raises `ApiError` where it cannot be served as it is."""
+    async def prepare(self, request: Request, endpoint: str) -> PreparedBody:
+        """Read and prepare a request; raises `ApiError` where it cannot be served as it is."""
         deadline_unix_s = self.admit(request)
         terms = RequestTerms(key_name(request), caller_scope(request), client_request_id(request), deadline_unix_s)
         reading = partial(self._read, endpoint, terms, KEEPING_HEADERS.isdisjoint(request.headers))
         read, body, body_hash = await self.bodies.of(request, reading)
         if isinstance(read, Continuation):
             async with self.bodies.counting_refusals(request):
-                body, plan = await self._continued(terms, read, len(body))
+                body, prepared = await self._continued(terms, read, len(body))
         else:
-            plan = read
-        name_request(request, plan.request_id)
-        self._metrics.count_ignored(plan.ignored)
-        return PlannedBody(plan, endpoint, body, body_hash)
+            prepared = read
+        name_request(request, prepared.request_id)
+        self._metrics.count_ignored(prepared.ignored)
+        return PreparedBody(prepared, endpoint, body, body_hash)
 
     def admit(self, request: Request) -> float | None:
         """Return the Unix time at which the client of a request gives up, whose body's time counts already.
@@ -155,19 +155,21 @@ class Planning:
         self._quotas.require_room(caller_of(request))
         return deadline_unix_s
 
-    async def reserve(self, request: Request, plan: CountedPlan, continued: Continued | None = None) -> Reservation:
+    async def reserve(
+        self, request: Request, prepared: CountedRequest, continued: Continued | None = None
+    ) -> Reservation:
         """Take what a request needs of its key's limits; see `Quotas.reserve`."""
-        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in plan.sequences]
-        return await self._quotas.reserve(caller_of(request), plan.prompt_tokens, outputs, continued)
+        outputs = [(each.spec.stop.max_new_tokens, each.spec.unbounded) for each in prepared.sequences]
+        return await self._quotas.reserve(caller_of(request), prepared.prompt_tokens, outputs, continued)
 
-    async def plan_again(self, form: KeptRequest) -> GenerationPlan:
-        """Plan a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
-        return await self._plan_body(form.endpoint, RequestTerms.of_kept(form), form.body.encode())
+    async def prepare_again(self, form: KeptRequest) -> PreparedRequest:
+        """Prepare a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
+        return await self._prepare_body(form.endpoint, RequestTerms.of_kept(form), form.body.encode())
 
     def response(
         self,
         endpoint: str,
-        plan: GenerationPlan,
+        prepared: PreparedRequest,
         generate: Generate,
         arrived_s: float,
         position: StreamPosition | None = None,
@@ -178,10 +180,10 @@ class Planning:
         *,
         outlives_connection: bool = False,
     ) -> GenerationResponse:
-        """Return the response of a plan; see `GenerationResponse`."""
+        """Return the response of a prepared request; see `GenerationResponse`."""
         return GenerationResponse(
-            plan,
-            self.answer_format(endpoint, plan),
+            prepared,
+            self.answer_writer(endpoint, prepared),
             generate,
             self._text,
             self._metrics,
@@ -190,10 +192,10 @@ class Planning:
             ended,
             headers,
             reservation,
-            self._keeping(plan),
+            self._keeping(prepared),
             explained,
             outlives_connection=outlives_connection,
-            work=self.work_of(plan.scope),
+            work=self.work_of(prepared.scope),
             room=self.room,
             silence_s=self._options.stream_keep_alive_s,
         )
@@ -202,41 +204,41 @@ class Planning:
         """Return where an answer of a caller's is written."""
         return AnswerWork(self.bodies.off_loop, scope)
 
-    def _keeping(self, plan: GenerationPlan) -> Callable[[bytes], Awaitable[bool]] | None:
+    def _keeping(self, prepared: PreparedRequest) -> Callable[[bytes], Awaitable[bool]] | None:
         stored = self._stored
-        if stored is None or plan.repeated is None or not plan.repeated.is_stored:
+        if stored is None or prepared.repeated is None or not prepared.repeated.is_stored:
             return None
 
         async def keep(body: bytes) -> bool:
-            is_stored = await stored.keep(plan, body)
+            is_stored = await stored.keep(prepared, body)
             if not is_stored:
                 self._metrics.count_not_kept(Kind.RESPONSES)
             return is_stored
 
         return keep
 
-    def answer_format(self, endpoint: str, plan: GenerationPlan) -> AnswerFormat:
+    def answer_writer(self, endpoint: str, prepared: PreparedRequest) -> AnswerWriter:
         """Return what writes an endpoint's answers."""
         _, write = _ENDPOINTS[endpoint]
-        return write(plan, self._text.token_bytes)
+        return write(prepared, self._text.token_bytes)
 
-    def choices(self, plan: GenerationPlan) -> list[Choice]:
-        """Return the choices of a plan, before their first tokens."""
-        return choices_of(plan, self._text)
+    def choices(self, prepared: PreparedRequest) -> list[Choice]:
+        """Return the choices of a prepared request, before their first tokens."""
+        return choices_of(prepared, self._text)
 
     def _read(
         self, endpoint: str, terms: RequestTerms, only_streams_are_kept: bool, body: bytearray
-    ) -> tuple[GenerationPlan | Continuation, bytes, str]:
+    ) -> tuple[PreparedRequest | Continuation, bytes, str]:
         parsed = parse_json_object(body)
         body_hash = "" if only_streams_are_kept and not parsed.get("stream") else hash_of_body(endpoint, parsed)
         if endpoint == RESPONSES and (response_id := previous_response(parsed)) is not None:
             return Continuation(parsed, response_id), bytes(body), body_hash
-        return self._planned(endpoint, terms, parsed), bytes(body), body_hash
+        return self._prepare(endpoint, terms, parsed), bytes(body), body_hash
 
     async def _continued(
         self, terms: RequestTerms, read: Continuation, body_bytes: int
-    ) -> tuple[bytes, GenerationPlan]:
-        """Return the body with the conversation that it goes on from, which is no larger than a body, and its plan."""
+    ) -> tuple[bytes, PreparedRequest]:
+        """Return the body with the conversation that it continues, which is no larger than a body, and its prepared request."""
         if self._stored is None:
             raise unknown_response(read.response_id, "previous_response_id")
         stored = await self._stored.find(terms.scope, read.response_id, "previous_response_id")
@@ -246,17 +248,17 @@ class Planning:
         with self.bodies.holding(terms.scope, size_bytes):
             effort = effort_of_size(size_bytes)
             body = await self.bodies.off_loop.run(terms.scope, effort, partial(joined, stored, read, most_bytes))
-            return body, await self._plan_body(RESPONSES, terms, body)
+            return body, await self._prepare_body(RESPONSES, terms, body)
 
-    async def _plan_body(self, endpoint: str, terms: RequestTerms, body: bytes) -> GenerationPlan:
-        """Plan a body that goes on from no other answer, or has all of that by now."""
+    async def _prepare_body(self, endpoint: str, terms: RequestTerms, body: bytes) -> PreparedRequest:
+        """Prepare a body that goes on from no other answer, or has all of that by now."""
 
-        def planned() -> GenerationPlan:
-            return self._planned(endpoint, terms, parse_json_object(body))
+        def prepared_body() -> PreparedRequest:
+            return self._prepare(endpoint, terms, parse_json_object(body))
 
-        return await self.bodies.off_loop.run(terms.scope, effort_of_size(len(body)), planned)
+        return await self.bodies.off_loop.run(terms.scope, effort_of_size(len(body)), prepared_body)
 
-    def _planned(self, endpoint: str, terms: RequestTerms, parsed: Mapping[str, Any]) -> GenerationPlan:
-        plan_body, _ = _ENDPOINTS[endpoint]
-        plan = plan_body(parsed, self._text, self._options, terms)
-        return replace(plan, ignored=noted(plan.ignored)) if plan.ignored else plan
+    def _prepare(self, endpoint: str, terms: RequestTerms, parsed: Mapping[str, Any]) -> PreparedRequest:
+        prepare_body, _ = _ENDPOINTS[endpoint]
+        prepared = prepare_body(parsed, self._text, self._options, terms)
+        return replace(prepared, ignored=noted(prepared.ignored)) if prepared.ignored else prepared

@@ -12,9 +12,9 @@ import orjson
 
 from spotwise.gateway.apis.chat import chat_logprobs
 from spotwise.gateway.apis.response_tools import action_of_call, input_of_call
-from spotwise.gateway.generate.answer_work import AnswerFormat, Usage
+from spotwise.gateway.generate.answer_work import AnswerWriter, Usage
 from spotwise.gateway.generate.choice import ChoiceText
-from spotwise.gateway.generate.plan import GenerationPlan
+from spotwise.gateway.generate.prepared_request import PreparedRequest
 from spotwise.gateway.schema.response_tools import CalledTool
 from spotwise.http.errors import ApiError
 from spotwise.http.request_ids import item_id
@@ -33,11 +33,11 @@ _PREFIXES = {
 }
 
 
-class ItemsFormat(AnswerFormat):
+class ItemsWriter(AnswerWriter):
     """Answers as `response` objects.
 
     Args:
-        plan: the request that is answered, of one choice.
+        prepared: the request that is answered, of one choice.
         token_bytes: bytes and text of tokens.
     """
 
@@ -45,18 +45,18 @@ class ItemsFormat(AnswerFormat):
     END = b""  # OpenAI's clients end with the last event
     REPEATS = True
 
-    def __init__(self, plan: GenerationPlan, token_bytes: TokenBytes) -> None:
-        assert plan.repeated is not None
-        self._request_id = plan.request_id
+    def __init__(self, prepared: PreparedRequest, token_bytes: TokenBytes) -> None:
+        assert prepared.repeated is not None
+        self._request_id = prepared.request_id
         self._token_bytes = token_bytes
         self._head = {
-            "id": plan.request_id,
+            "id": prepared.request_id,
             "object": "response",
-            "created_at": plan.created_unix_s,
-            "model": plan.model,
-            **plan.repeated.fields,
+            "created_at": prepared.created_unix_s,
+            "model": prepared.model,
+            **prepared.repeated.fields,
         }
-        self._tools = plan.repeated.called
+        self._tools = prepared.repeated.called
         self._called = CalledTool()  # of the last call
         self._items: list[_Fields] = []
         self._pieces: list[str] = []  # of the text of the last item, which is being written
