@@ -8,7 +8,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[3]
 README = ROOT / "README.md"
 API = ROOT / "docs" / "api.md"
-OPERATIONS = ROOT / "docs" / "operations.md"
+OBSERVE = ROOT / "docs" / "observe.md"
 DEPLOY = ROOT / "docs" / "deploy.md"
 PAGES = sorted(
     [

@@ -28,7 +28,7 @@ from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, WARNING_HEADER, Endpoint
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.gateway.schema.shared import SharedRequest
-from tests.unit.docs.docs_pages import API, OPERATIONS, PAGES, README, ROOT, fenced, page_name, quoted, section, table
+from tests.unit.docs.docs_pages import API, OBSERVE, PAGES, README, ROOT, fenced, page_name, quoted, section, table
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
@@ -201,14 +201,14 @@ def test_every_metric_is_listed() -> None:
     registry = CollectorRegistry()
     GatewayMetrics(registry, "m")
     names = {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
-    listed = {name for row in table(section(OPERATIONS.read_text(), "Metrics")) for name in quoted(row[0])}
+    listed = {name for row in table(section(OBSERVE.read_text(), "Metrics")) for name in quoted(row[0])}
     assert listed == names
 
 
 def test_log_events_exist() -> None:
     """Every event of the table is logged somewhere, at that level."""
     source = "\n".join(path.read_text() for root in ("libs", "services") for path in (ROOT / root).rglob("*.py"))
-    for events, levels, _ in table(section(OPERATIONS.read_text(), "Logs")):
+    for events, levels, _ in table(section(OBSERVE.read_text(), "Logs")):
         for event in quoted(events):
             assert f'"{event}"' in source, event
         assert set(levels.split(", ")) <= {"info", "warning", "error"}
