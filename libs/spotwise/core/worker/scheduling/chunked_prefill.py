@@ -20,7 +20,7 @@ from spotwise.core.worker.scheduling.token_rate import TokenRate
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
 #: Prompt tokens of an iteration without decodes at least, also before any cost is known: on processors what an iteration costs
-#: whatever its size is then about 2 % of it (docs/benchmarks.md has it measured).
+#: whatever its size is then about 2 % of it (docs/results.md has it measured).
 ALONE_TOKENS = 256
 #: Prompt tokens of an iteration with decodes before any cost is known.
 _FIRST_TOKENS = 64

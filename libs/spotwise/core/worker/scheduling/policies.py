@@ -102,7 +102,7 @@ class VirtualTokenCounters:
 
 
 #: The default starvation limit, in first quanta: 30 s at the 20 ms of a lone decode of 13 billion parameters on an A100. With
-#: FastServe's 300 ms all jobs starve once they are more than a few batches (docs/simulator.md has both).
+#: FastServe's 300 ms all jobs starve once they are more than a few batches (docs/simulator-results.md has both).
 STARVE_QUANTA = 1500
 
 
