@@ -37,7 +37,7 @@ DECISION_S = 1.0
 _MODEL = "bloom-176b"
 _PROMPT_TOKENS, _NEW_TOKENS, _BATCH = 1024, 256, 8
 _LINKS = Links(within_bytes_per_s=300e9, between_bytes_per_s=25e9, storage_bytes_per_s=2e9, groups_s=0.5)
-#: The time of a device relative to an A100's, for a model of 13 billion parameters (docs/simulator.md).
+#: The time of a device relative to an A100's, for a model of 13 billion parameters.
 _SPEEDS = {"h100": 0.5, "a100": 1.0, "t4": 6.0}
 _PRICES = {"h100": (20.0, 38.0), "a100": (11.0, 17.6), "t4": (1.9, 3.9)}
 _GIB = 2**30
