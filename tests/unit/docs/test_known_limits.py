@@ -18,7 +18,7 @@ HELD_BY = {
         "tests/unit/gateway/test_found_requests.py::test_a_request_that_none_could_find_again_is_not_kept",
         "tests/unit/gateway/test_resumed_mesh.py::test_an_answer_with_a_key_is_taken_over_whole",
     ),
-    "Streams go on at another gateway": (
+    "Streams continue at another gateway": (
         "tests/live/test_gateway_loss.py::test_streams_go_on_at_another_gateway_when_theirs_is_killed",
         "tests/live/test_gateway_loss.py::test_a_restarted_gateway_goes_on_with_its_own_streams",
     ),
