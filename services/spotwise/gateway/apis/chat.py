@@ -6,17 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.apis.openai_writer import OpenAiWriter, WholeChoice
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_logprobs, require_model
 from spotwise.gateway.generate.chat_tools import tool_use
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
-from spotwise.gateway.generate.prepared_request import (
-    PreparedRequest,
-    PromptTokens,
-    RequestTerms,
-    prepare_generation,
-    require_logprobs,
-    require_model,
-)
+from spotwise.gateway.generate.prepared_request import PreparedRequest, PromptTokens, RequestTerms, prepare_generation
 from spotwise.gateway.generate.prompts import prompt_too_long, truncation_of
 from spotwise.gateway.schema.chat import ChatPrompt, ChatRequest
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in

@@ -6,16 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from spotwise.gateway.apis.openai_writer import OpenAiWriter, WholeChoice
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_logprobs, require_model
 from spotwise.gateway.generate.choice import ChoiceText, ScoredToken
-from spotwise.gateway.generate.prepared_request import (
-    PreparedRequest,
-    PromptTokens,
-    RequestTerms,
-    prepare_generation,
-    require_logprobs,
-    require_model,
-)
+from spotwise.gateway.generate.prepared_request import PreparedRequest, PromptTokens, RequestTerms, prepare_generation
 from spotwise.gateway.generate.prompts import prompt_tokens, prompt_too_long, require_choices, truncation_of
 from spotwise.gateway.schema.completions import CompletionRequest, Prompt, num_prompts, prompts_of
 from spotwise.gateway.schema.parameters import Endpoint, ignored_in

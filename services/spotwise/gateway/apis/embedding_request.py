@@ -11,10 +11,10 @@ from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams
 from spotwise.gateway.access.auth import tenant_of
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_model, require_priority
 from spotwise.gateway.generate.embedding_model import MATRYOSHKA_SETTING, POOLING_SETTING, EmbeddingModel
 from spotwise.gateway.generate.generation import SequenceSpec
-from spotwise.gateway.generate.prepared_request import PreparedSequence, PromptTokens, require_model, require_priority
+from spotwise.gateway.generate.prepared_request import PreparedSequence, PromptTokens
 from spotwise.gateway.generate.prompts import prompt_tokens, prompt_too_long, truncation_of
 from spotwise.gateway.schema.completions import num_prompts, prompts_of
 from spotwise.gateway.schema.embeddings import MAX_INPUTS, EmbeddingRequest, parse_embeddings

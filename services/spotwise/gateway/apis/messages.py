@@ -11,9 +11,9 @@ from itertools import groupby
 from typing import Any, TypeVar
 
 from spotwise.gateway.apis.chat import chat_token_ids, prepare_chat_request
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_model
 from spotwise.gateway.generate.chat_tools import tool_use
-from spotwise.gateway.generate.prepared_request import PreparedRequest, RequestTerms, require_model
+from spotwise.gateway.generate.prepared_request import PreparedRequest, RequestTerms
 from spotwise.gateway.schema.chat import ChatRequest
 from spotwise.gateway.schema.messages import (
     AnthropicsTool,

@@ -15,6 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from spotwise.core.requests.names import ANY_NAME, AdapterRef
 from spotwise.gateway.generate.embedding_model import NO_EMBEDDINGS, EmbeddingModel
 from spotwise.gateway.schema.shared import LEAST_PRIORITY, MIN_REPETITION_PENALTY
+from spotwise.http.errors import ApiError, bad_request
 
 _FILE = "generation_config.json"
 
@@ -122,3 +123,40 @@ class ApiOptions:
         """Return the adapter that a name stands for; `None`: it is the model's own, or unknown."""
         model = self.resolved(name)
         return next((adapter for adapter in self.adapters if adapter.name == model), None)
+
+
+def require_model(name: str, options: ApiOptions) -> None:
+    """Refuse a model that is not served here.
+
+    Raises:
+        ApiError: 404.
+    """
+    if options.resolved(name) is None:
+        served = ", ".join(f"'{each}'" for each in options.names)
+        message = f"The model '{name}' does not exist here; this server has {served}."
+        raise ApiError(404, message, param="model", code="model_not_found")
+
+
+def require_logprobs(param: str, logprobs: int, options: ApiOptions) -> int:
+    """Return a number of alternatives a token that the server gives.
+
+    Raises:
+        ApiError: 400, naming `param`.
+    """
+    if logprobs > options.max_logprobs:
+        raise bad_request(
+            f"Invalid value for '{param}': must be at most {options.max_logprobs}.", param, "invalid_value"
+        )
+    return logprobs
+
+
+def require_priority(priority: int, options: ApiOptions) -> int:
+    """Return a priority that clients may give.
+
+    Raises:
+        ApiError: 400.
+    """
+    if priority < options.least_priority:
+        message = f"Invalid value for 'priority': must be at least {options.least_priority}."
+        raise bad_request(message, "priority", "invalid_value")
+    return priority

@@ -18,7 +18,7 @@ from spotwise.core.gateway.kept_request import KeptRequest
 from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.request import StopCriteria
 from spotwise.gateway.access.auth import tenant_of
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_logprobs, require_priority
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.generate.output_grammar import ANY_MESSAGE, MessageGrammar, is_json
 from spotwise.gateway.generate.prompts import require_choices
@@ -183,43 +183,6 @@ class PreparedBody:
     endpoint: str
     body: bytes
     body_hash: str
-
-
-def require_model(name: str, options: ApiOptions) -> None:
-    """Refuse a model that is not served here.
-
-    Raises:
-        ApiError: 404.
-    """
-    if options.resolved(name) is None:
-        served = ", ".join(f"'{each}'" for each in options.names)
-        message = f"The model '{name}' does not exist here; this server has {served}."
-        raise ApiError(404, message, param="model", code="model_not_found")
-
-
-def require_logprobs(param: str, logprobs: int, options: ApiOptions) -> int:
-    """Return a number of alternatives a token that the server gives.
-
-    Raises:
-        ApiError: 400, naming `param`.
-    """
-    if logprobs > options.max_logprobs:
-        raise bad_request(
-            f"Invalid value for '{param}': must be at most {options.max_logprobs}.", param, "invalid_value"
-        )
-    return logprobs
-
-
-def require_priority(priority: int, options: ApiOptions) -> int:
-    """Return a priority that clients may give.
-
-    Raises:
-        ApiError: 400.
-    """
-    if priority < options.least_priority:
-        message = f"Invalid value for 'priority': must be at least {options.least_priority}."
-        raise bad_request(message, "priority", "invalid_value")
-    return priority
 
 
 def prepare_generation(

@@ -12,9 +12,8 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from starlette.responses import Response
 
 from spotwise.gateway.access.auth import READING
-from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.api_options import ApiOptions, require_model
 from spotwise.gateway.generate.generation import Generation
-from spotwise.gateway.generate.prepared_request import require_model
 
 
 def add_model_routes(app: FastAPI, options: ApiOptions, context_length: int) -> None:

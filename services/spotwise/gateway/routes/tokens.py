@@ -13,8 +13,7 @@ from starlette.responses import Response
 
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.apis.chat import chat_token_ids
-from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.prepared_request import require_model
+from spotwise.gateway.generate.api_options import ApiOptions, require_model
 from spotwise.gateway.generate.prompts import prompt_too_long
 from spotwise.gateway.generate.sampling import check_token_ids
 from spotwise.gateway.schema.shared import parse_body
