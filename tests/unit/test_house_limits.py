@@ -13,11 +13,8 @@ LARGE_FILES = {
     "libs/spotwise/engine/engine.py": 419,
     "libs/spotwise/simulator/world/aggregate_worker.py": 507,
     "services/spotwise/gateway/access/quotas.py": 428,
-    "services/spotwise/gateway/resume/kept_requests.py": 401,
 }
 LARGE_FOLDERS = {
-    "libs/spotwise/simulator/runs": 30,
-    "libs/spotwise/simulator/spotserve": 30,
     "libs/spotwise/simulator/world": 29,
 }
 

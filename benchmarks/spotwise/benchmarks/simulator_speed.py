@@ -23,11 +23,11 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
 from spotwise.simulator.compiled.loading import is_compiled
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.workload import ClusterWorkload
 
 #: Of the published simulator, in the fastest of its timed cases.
 REFERENCE_REQUESTS_PER_S = 17_000 / 52

@@ -35,7 +35,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 from spotwise.worker.simulated.groups.part import simulated_model
 
 _FLEET = Path(__file__).parent / "spot_fleet"

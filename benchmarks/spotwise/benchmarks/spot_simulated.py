@@ -22,7 +22,7 @@ from spotwise.core.planner.group_choice import written
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.own_fleet import COMPARED, RequestSize, own_model
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import SpotSurroundings

@@ -13,6 +13,8 @@ from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.cluster_file import ObjectiveTerms, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Cluster, MachineGroup
@@ -21,13 +23,11 @@ from spotwise.simulator.runs.experiment import simulate as simulate_case
 from spotwise.simulator.runs.intervals import SeedMeans
 from spotwise.simulator.runs.machine_changes import MachineChange
 from spotwise.simulator.runs.own_machines import OwnMachine
-from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Search
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, Objectives
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, PriorityShare
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.search import Search
 
 #: Bounds by metric and percentile, as `{"ttft": {"p99": 2.0}}`.
 Bounds = Mapping[str, Mapping[str, float]]

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dataclasses
 import re
 
+from spotwise.simulator.loads.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.cluster_file import ClusterFile, MachineTerms, ObjectiveTerms, read_cluster
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange
 from spotwise.simulator.runs.serving_policy import ServingPolicy
-from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
 from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section
 
 SECTION = section((ROOT / "docs" / "simulator.md").read_text(), "Your own cluster")

@@ -13,8 +13,8 @@ from spotwise.simulator.packaged_data import read_packaged
 
 FILES = [
     ("spotwise.simulator.costs", "built_in_costs.json"),
-    ("spotwise.simulator.runs", "azure_percentiles.json"),
-    ("spotwise.simulator.spotserve", "golden_answers.json"),
+    ("spotwise.simulator.loads", "azure_percentiles.json"),
+    ("spotwise.simulator.spotserve.paper", "golden_answers.json"),
 ]
 
 

@@ -13,10 +13,10 @@ from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator import api
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.cluster_file import ClusterFileError
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
 
 def test_machines_are_of_all_origins(tmp_path: Path) -> None:

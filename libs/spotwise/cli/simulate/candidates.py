@@ -11,13 +11,13 @@ from spotwise.cli.simulate.options import command_errors, parse_designs, recorde
 from spotwise.cli.simulate.run_machines import cluster_scenario, require_case
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Cluster, Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.experiment import require_runnable
-from spotwise.simulator.runs.provisioning import Objective
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.searches.provisioning import Objective
 
 
 @dataclass(frozen=True, slots=True)

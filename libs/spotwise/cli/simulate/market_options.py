@@ -14,7 +14,7 @@ from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.fleet_prices import FleetPrices
 from spotwise.files.prices import PriceList, read_prices
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 
 PricesOption = Annotated[
     Path | None,

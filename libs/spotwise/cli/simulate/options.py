@@ -19,11 +19,11 @@ from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.loads.synthetic import SYNTHETIC
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
 TIMED = (
     "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "

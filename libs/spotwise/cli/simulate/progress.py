@@ -19,10 +19,10 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.simulate.options import command_errors, processors
 from spotwise.simulator.compiled.loading import VARIABLE, is_compiled
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.kept_runs import Describing, KeptRuns
-from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Search
+from spotwise.simulator.searches.kept_runs import Describing, KeptRuns
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.search import Search
 
 #: Seconds between two lines of progress, at least.
 _LINE_EVERY_S = 15.0

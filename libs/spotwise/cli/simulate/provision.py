@@ -40,14 +40,14 @@ from spotwise.cli.simulate.provision_table import (
 )
 from spotwise.cli.simulate.run_marks import beyond_marks
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
+from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.plots import plot_bars, save
-from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, splits_within
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Grid
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.runs.workload import ArrivalKind
+from spotwise.simulator.searches.provisioning import Objective, best_split, cheapest_split, splits_within
+from spotwise.simulator.searches.search import Grid
 
 
 def provision(

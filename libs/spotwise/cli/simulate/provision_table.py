@@ -9,7 +9,7 @@ from typing import Any
 from rich.table import Table
 
 from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.provisioning import BestSplit, Provisioned
+from spotwise.simulator.searches.provisioning import BestSplit, Provisioned
 
 
 class Aim(StrEnum):

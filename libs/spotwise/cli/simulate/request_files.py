@@ -16,7 +16,7 @@ from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.request_rows import COLUMNS, RequestRows
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Search
+from spotwise.simulator.searches.search import Search
 
 _CSV, _PARQUET = ".csv", ".parquet"
 _WHOLE = ("seed", "prompt_tokens", "output_tokens", "priority", "cached_tokens")

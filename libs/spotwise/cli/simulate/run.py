@@ -53,10 +53,10 @@ from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.messages.fleet import Market
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
+from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.plots import plot_batch_sizes, plot_latencies, save
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.runs.workload import ArrivalKind
 
 _SECONDS, _RATE = 120.0, 50.0
 

@@ -14,6 +14,7 @@ from spotwise.cli.launch.options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import load_lines, read_profile
 from spotwise.cli.simulate.documents import write_document
+from spotwise.cli.simulate.fleet_plot import plot_fleet
 from spotwise.cli.simulate.market_options import (
     BudgetOption,
     FleetFileOption,
@@ -34,9 +35,8 @@ from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
 from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
+from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.workload import ArrivalKind
-from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
@@ -48,8 +48,7 @@ from spotwise.simulator.spotserve.own_fleet import (
     usual_rate,
     usual_size,
 )
-from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, read_nodes
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, PurchaseTerms, read_nodes
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 

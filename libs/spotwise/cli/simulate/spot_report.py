@@ -16,8 +16,7 @@ from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet_results import FleetResult
 from spotwise.simulator.spotserve.own_fleet import mean_instances
-from spotwise.simulator.spotserve.pricing import FleetPricing
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import FleetPricing, PurchaseTerms
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
 
 _HOUR_S = 3600.0

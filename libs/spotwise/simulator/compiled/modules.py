@@ -38,7 +38,6 @@ _COMPILED = (
     "core/worker/**/*.py",
     "simulator/costs/published_costs.py",
     "simulator/runs/beyond_profiles.py",
-    "simulator/runs/lost_objectives.py",
     "simulator/runs/metrics.py",
     "simulator/runs/percentiles.py",
     "simulator/runs/slo.py",

@@ -22,7 +22,7 @@ from spotwise.simulator.fastserve.engines import (
 )
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, gamma_arrivals
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.steady_state import is_steady
+from spotwise.simulator.runs.run_summary import is_steady
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World

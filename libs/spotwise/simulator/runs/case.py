@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.clusters import Cluster, Split
 from spotwise.simulator.runs.machine_changes import MachineChange
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, Objectives
-from spotwise.simulator.runs.workload import ClusterWorkload
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
 from spotwise.files.toml_tables import FileTable, first_fault, read_tables
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Cluster, MachineGroup
 from spotwise.simulator.runs.designs import PAPER_MACHINES
@@ -24,7 +25,6 @@ from spotwise.simulator.runs.machine_changes import MachineChange, changes_of
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives
-from spotwise.simulator.runs.workload import PriorityShare
 
 #: It documents the file.
 _PAGE = "docs/simulator.md"

@@ -9,6 +9,7 @@ from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.messages.members import Pool
 from spotwise.simulator.costs.hardware import LanguageModel
 from spotwise.simulator.costs.machine_costs import built_in_costs
+from spotwise.simulator.loads.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Cluster, Design, Hardware
 from spotwise.simulator.runs.machine_changes import MachineChange, lives_of
@@ -16,7 +17,6 @@ from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.setups import own_setup
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, Objectives
-from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.world.settings import WorldSettings
 
 

@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from spotwise.simulator.runs.beyond_profiles import TimeBeyondProfiles
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.machine_changes import lives_of
 from spotwise.simulator.runs.metrics import RunMetrics
 from spotwise.simulator.runs.request_rows import MetricsAndRows, RequestRows
 from spotwise.simulator.runs.run_summary import RunSummary, summary_of
 from spotwise.simulator.runs.setups import ClusterSetup, own_setup, paper_setup, world_of
-from spotwise.simulator.runs.slo import AloneOn
+from spotwise.simulator.runs.slo import AloneOn, LostObjectives, ObjectivesLostError
 
 #: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000

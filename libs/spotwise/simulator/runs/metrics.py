@@ -7,9 +7,17 @@ from dataclasses import dataclass, field
 
 from spotwise.core.costs.cost_model import BatchShape
 from spotwise.simulator.runs.beyond_profiles import BeyondProfiles, TimeBeyondProfiles
-from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.slo import MEASURED, METRICS, PERCENTS, SPLITWISE_SLOS, Objectives, Uncontended
+from spotwise.simulator.runs.slo import (
+    MEASURED,
+    METRICS,
+    PERCENTS,
+    SPLITWISE_SLOS,
+    LostObjectives,
+    Objectives,
+    ObjectivesLostError,
+    Uncontended,
+)
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 
 

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from spotwise.simulator.loads.traces import IntArray
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
-from spotwise.simulator.runs.traces import IntArray
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

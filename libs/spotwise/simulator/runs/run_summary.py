@@ -1,4 +1,8 @@
-"""Figures of a run, small enough to send between processes."""
+"""Figures of a run, and the part of it that is its steady state.
+
+A mean latency of a tenth of the time in which requests arrive means that a tenth of all were live at a time. With more, the run
+filled up for a good part of its time, or arrivals exceed what is served and latencies grow with the run's length.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +15,15 @@ from spotwise.simulator.runs.machine_changes import MachineLife
 from spotwise.simulator.runs.metrics import PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS
-from spotwise.simulator.runs.steady_state import is_steady
 from spotwise.simulator.world.results import WorldResult
+
+#: Largest mean latency of a steady run, over the time in which requests arrive.
+STEADY_SHARE = 0.1
+
+
+def is_steady(mean_latency_s: float | None, arrivals_s: float) -> bool:
+    """Return whether a run is steady; one without an answer is not."""
+    return mean_latency_s is not None and mean_latency_s <= STEADY_SHARE * arrivals_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,13 @@
-"""Objectives of latency (SLOs): bounds of percentiles, in seconds, or as slowdowns against a request alone on an idle machine.
+"""Objectives of latency, and the end of a run at its first broken one, for searches that need only the verdict.
+
 They hold when all percentiles are below their bounds and no request failed. Without others they are the paper's nine, against
 a DGX-A100 (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's simulator; gaps
-between single tokens (ITL) are measured beside it."""
+between single tokens (ITL) are measured beside it.
+
+Of a known number of requests a fixed number may
+exceed a bound before its percentile does (nearest rank). About half of a search's runs break, with
+ever-growing queues.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +17,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinearIterationCost, TableIterationCost, pairs
+from spotwise.core.percentile import nearest_rank
 from spotwise.simulator.costs.published_costs import PublishedIterationCost
 from spotwise.simulator.world.observation import Arrival
 
@@ -135,3 +142,28 @@ class PublishedAlone:
         ttft_s = self.cost.prompt(arrival.prompt_tokens)
         tbt_s = self.cost.decode(arrival.prompt_tokens)
         return Latencies(ttft_s, tbt_s, ttft_s + tbt_s * (arrival.output_tokens - 1))
+
+
+class ObjectivesLostError(Exception):
+    """An SLO is broken, whatever follows."""
+
+
+class LostObjectives:
+    """Counts the requests that may still exceed each bound; of a metric that some of the run's `requests` lack, a break is
+    found late, and of gaps between tokens, whose number is not known, at the end."""
+
+    def __init__(self, requests: int, objectives: Objectives) -> None:
+        self._left: dict[tuple[str, bool], list[tuple[float, int]]] = {}
+        for bound in objectives.bounds:
+            if bound.metric in METRICS:
+                allowed = requests - nearest_rank(requests, bound.percent)
+                self._left.setdefault((bound.metric, bound.is_slowdown), []).append((bound.below, allowed))
+
+    def count(self, metric: str, seconds: float, slowdown: float) -> None:
+        """Count a request's latency; raises ObjectivesLostError if it broke an SLO."""
+        for value, key in ((slowdown, (metric, True)), (seconds, (metric, False))):
+            bounds = self._left.get(key)
+            if bounds:
+                self._left[key] = left = [(bound, n if value < bound else n - 1) for bound, n in bounds]
+                if any(n < 0 for _, n in left):
+                    raise ObjectivesLostError

@@ -19,9 +19,9 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
 )
-from spotwise.simulator.runs.provisioning import Objective
-from spotwise.simulator.runs.search import Limit
 from spotwise.simulator.runs.studies import ends
+from spotwise.simulator.searches.provisioning import Objective
+from spotwise.simulator.searches.search import Limit
 from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, ClusterFindings, PaperCluster
 
 #: A smaller share is within the resolution of a grid of rates.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import (
@@ -19,10 +20,9 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
 )
-from spotwise.simulator.runs.provisioning import Objective, Provisioned, cheapest_split
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.searches.provisioning import Objective, Provisioned, cheapest_split
+from spotwise.simulator.searches.search import Grid, Limit, Search, limit_of
 
 #: Rate for which the paper provisions a code cluster, requests a second.
 CODE_RATE = 70.0

@@ -29,7 +29,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.traced_nodes import TracedNodes
 from spotwise.simulator.spotserve.fleet import InstanceEvent, PaidLife, SpotInstance, Stage
 from spotwise.simulator.spotserve.pipelines import Job
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 from spotwise.simulator.world.events import EventQueue
 
 #: Between two advances of the market, and two listings of instances: as those of a mesh on one computer.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.cases import figures_of
+from spotwise.simulator.spotserve.paper.cases import figures_of
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
 

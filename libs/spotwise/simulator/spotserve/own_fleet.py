@@ -16,7 +16,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.choices import greatest_throughput
 from spotwise.simulator.spotserve.systems import (

@@ -1,5 +1,7 @@
-"""Bills of a fleet: an instance is paid from the moment it is up until it is gone or the run ends, at each moment's price of
-its type, zone and market. A trace has names of nodes only; their zones and markets are in a file beside it."""
+"""Terms on which instances are bought, and bills of a fleet: an instance is paid from the moment it is granted.
+
+A trace has names of nodes only; their zones and markets are in a file beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,11 +10,34 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spotwise.core.fleet.keeper.events import PricedOffer
+from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, parse_market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError, csv_rows
 from spotwise.simulator.spotserve.fleet import PaidLife
+
+
+@dataclass(frozen=True, slots=True)
+class PurchaseTerms:
+    """What can be bought, and what for.
+
+    Attributes:
+        kind: the type of all instances.
+        offers: offers of that type.
+        limit: instances at once; `None` for as many as there are.
+        refused_s: an offer that was refused is not asked for for so long.
+    """
+
+    kind: FleetType
+    offers: tuple[PricedOffer, ...]
+    policy: FleetPolicy
+    limit: int | None = None
+    refused_s: float = SHORTEST_S
+
 
 NODE_COLUMNS = ("node",)
 _OPTIONAL_COLUMNS = ("zone", "market")

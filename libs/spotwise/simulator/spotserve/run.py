@@ -13,7 +13,7 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet import PaidLife
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 
 #: From a trace's end to a run's bound: more than any fleet that serves its load needs.

@@ -8,8 +8,8 @@ from spotwise.cli.simulate.papers.splitwise_tables import headlines_document, he
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.provisioning import Provisioned
-from spotwise.simulator.runs.search import Limit
+from spotwise.simulator.searches.provisioning import Provisioned
+from spotwise.simulator.searches.search import Limit
 from spotwise.simulator.splitwise.headlines import headlines
 from spotwise.simulator.splitwise.paper import AA_COST, HH_CODE, HHCAP_POWER, ClusterFindings, clusters
 

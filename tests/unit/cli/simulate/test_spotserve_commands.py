@@ -7,7 +7,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spotwise.simulator.spotserve.studies import SEGMENTS
+from spotwise.simulator.spotserve.paper.studies import SEGMENTS
 from tests.unit.cli.command_line import CommandLine
 from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.workload import ClusterWorkload
 
 
 def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float | None = 10.0) -> Case:

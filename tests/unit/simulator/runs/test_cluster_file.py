@@ -14,6 +14,7 @@ from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Discipline
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator.costs.hardware import LLAMA2_70B
+from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import paper_machine
 from spotwise.simulator.runs.designs import DGX_H100
@@ -21,7 +22,6 @@ from spotwise.simulator.runs.machine_changes import MachineChange, MachineChange
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives
-from spotwise.simulator.runs.workload import PriorityShare
 
 COST = """
 [machines.cost]

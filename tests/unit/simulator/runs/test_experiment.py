@@ -9,6 +9,7 @@ import pytest
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.costs.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
@@ -16,7 +17,6 @@ from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives
-from spotwise.simulator.runs.workload import ClusterWorkload
 
 CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 10.0)
 

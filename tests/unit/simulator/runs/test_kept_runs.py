@@ -16,19 +16,19 @@ from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
 from spotwise.simulator.fastserve.studies import CHATS
-from spotwise.simulator.runs import kept_runs
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import BASELINE_A100, SPLITWISE_HA
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.kept_runs import KeptRuns
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import LatencyBound, Objectives
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, PriorityShare
+from spotwise.simulator.searches import kept_runs
+from spotwise.simulator.searches.kept_runs import KeptRuns
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"

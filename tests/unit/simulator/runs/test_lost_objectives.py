@@ -5,9 +5,14 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.lost_objectives import LostObjectives, ObjectivesLostError
 from spotwise.simulator.runs.percentiles import Percentiles
-from spotwise.simulator.runs.slo import PERCENTS, SPLITWISE_OBJECTIVES, SPLITWISE_SLOS
+from spotwise.simulator.runs.slo import (
+    PERCENTS,
+    SPLITWISE_OBJECTIVES,
+    SPLITWISE_SLOS,
+    LostObjectives,
+    ObjectivesLostError,
+)
 
 BOUNDS = SPLITWISE_OBJECTIVES["ttft"]
 SLOWDOWNS = st.lists(

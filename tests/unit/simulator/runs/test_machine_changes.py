@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 
 from spotwise.core.messages.members import Pool
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind, MachineLife, changes_of, lives_of
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.serving_policy import ServingPolicy
-from spotwise.simulator.runs.workload import ClusterWorkload
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 NOTICE, FAIL, JOIN = MachineChangeKind

@@ -11,6 +11,7 @@ from spotwise.core.kv.swap import WhenFull
 from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import Discipline
 from spotwise.simulator.costs.hardware import LLAMA2_70B
+from spotwise.simulator.loads.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
 from spotwise.simulator.runs.clusters import Split
@@ -19,7 +20,6 @@ from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS
-from spotwise.simulator.runs.workload import ClusterWorkload, PriorityShare
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster, scenario
 
 CODE = ClusterWorkload("code")

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Grid, Search, limit_of
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.search import Grid, Search, limit_of
 from tests.unit.simulator.runs.summaries import Oracle, case, summary
 
 

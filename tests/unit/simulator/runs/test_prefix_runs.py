@@ -10,6 +10,8 @@ import pytest
 
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import SPLITWISE_HH
@@ -17,8 +19,6 @@ from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import ServingPolicy
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
 
 MACHINES = Design("mine", OwnMachine("mine", BUILT_IN))
 

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
-from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
-from spotwise.simulator.runs.search import Grid
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
+from spotwise.simulator.searches.search import Grid
 from tests.unit.simulator.runs.summaries import Oracle, case
 
 

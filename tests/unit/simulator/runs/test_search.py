@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.search import Grid, Limit, highest_rate, limit_of, runs_that_hold
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.search import Grid, Limit, highest_rate, limit_of, runs_that_hold
 from tests.unit.simulator.runs.summaries import Oracle, case
 
 

@@ -14,12 +14,12 @@ from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_H100
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
-from spotwise.simulator.runs.workload import ClusterWorkload
 
 COST = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
 CONV = Case(BASELINE_H100.cluster(Split(1)), ClusterWorkload("conv"), 2.0, 20.0)

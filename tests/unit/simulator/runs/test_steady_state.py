@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.search import Limit
-from spotwise.simulator.runs.steady_state import is_steady
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.runs.run_summary import is_steady
+from spotwise.simulator.searches.search import Limit
 from tests.unit.simulator.runs.summaries import case, summary
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.trace_files import has_hashes, trace_rows
-from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
+from spotwise.simulator.loads.trace_files import has_hashes, trace_rows
+from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.prompt_blocks import PromptBlocks
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.traces import (
+from spotwise.simulator.loads.traces import (
     TraceSizes,
     poisson_arrivals,
     read_sizes,

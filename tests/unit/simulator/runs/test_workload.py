@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload, mean_rate
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, mean_rate
 from spotwise.simulator.world.observation import Arrival
 
 TRACE = (

@@ -9,12 +9,12 @@ import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.metrics import Verdict
-from spotwise.simulator.runs.parallel import drive
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.workload import ArrivalKind
+from spotwise.simulator.searches.parallel import drive
 from spotwise.simulator.splitwise.published_runs import (
     Comparison,
     PublishedCluster,

@@ -7,12 +7,12 @@ from typing import Any
 import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.parallel import drive
-from spotwise.simulator.runs.provisioning import Provisioned
-from spotwise.simulator.runs.search import Grid, Limit
-from spotwise.simulator.runs.workload import ClusterWorkload
+from spotwise.simulator.searches.parallel import drive
+from spotwise.simulator.searches.provisioning import Provisioned
+from spotwise.simulator.searches.search import Grid, Limit
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import (
     AA_COST,

@@ -23,9 +23,9 @@ from spotwise.simulator.costs.machine_costs import (
 )
 from spotwise.simulator.costs.profile_fit import fit_honest
 from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
-from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.traces import read_sizes, trace_arrivals
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
+from spotwise.simulator.loads.synthetic import SYNTHETIC
+from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.splitwise.published_runs import SECONDS, SEED, read_published_runs
 from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
 

@@ -15,7 +15,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.own_fleet import COMPARED, RequestSize, own_model
-from spotwise.simulator.spotserve.purchase_terms import PurchaseTerms
+from spotwise.simulator.spotserve.pricing import PurchaseTerms
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.spotserve.systems import SpotSurroundings
 

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from spotwise.cli.simulate.fleet_plot import plot_fleet
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.tables import TraceError
+from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
-from spotwise.simulator.runs.workload import ArrivalKind, ClusterWorkload
-from spotwise.simulator.spotserve.fleet_plot import plot_fleet
 from spotwise.simulator.spotserve.fleet_results import simulate_fleet
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,

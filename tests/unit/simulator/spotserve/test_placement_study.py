@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.lives.survival import Life, PiecewiseHazard
-from spotwise.simulator.spotserve.placement_study import Interval, PlacementFinding, lives_until, study_placements
+from spotwise.simulator.spotserve.paper.placement_study import Interval, PlacementFinding, lives_until, study_placements
 from spotwise.simulator.spotserve.placement_world import (
     NodeEvent,
     PlacementOutcome,
@@ -158,7 +158,7 @@ class TestFit:
         late: list[NodeEvent] = [(3 * HOUR_S, "remove", "old0"), (5 * HOUR_S, "add", "x")]
         later: list[NodeEvent] = [(4 * HOUR_S, "remove", "old1"), (5 * HOUR_S, "add", "x")]
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("spotwise.simulator.spotserve.placement_study.place_requests", spy)
+            patch.setattr("spotwise.simulator.spotserve.paper.placement_study.place_requests", spy)
             for end in (late, later):
                 list(study_placements({"t": [*early, *end]}, ALIKE, [1, 2]))
         assert len(set(seen)) == 1

@@ -10,9 +10,9 @@ import pytest
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.files.spot_traces import SpotEventKind, read_spot_trace
 from spotwise.simulator.spotserve.arrivals import read_rates, read_spot_arrivals
-from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, golden_cells, read_all_tables
+from spotwise.simulator.spotserve.paper.golden import alone_answers, golden_answers, golden_cells, read_all_tables
+from spotwise.simulator.spotserve.paper.studies import CHANGING, SEGMENTS
 from spotwise.simulator.spotserve.profiles import PAPER_MODELS, PaperModel
-from spotwise.simulator.spotserve.studies import CHANGING, SEGMENTS
 from tests.unit.simulator.spotserve.spot_counts import TimeUnit, node_seconds, read_counts, trace_of_counts
 
 

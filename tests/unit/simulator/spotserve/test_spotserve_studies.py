@@ -10,7 +10,7 @@ from pydantic import TypeAdapter
 
 from spotwise.simulator.runs.plots import save
 from spotwise.simulator.runs.studies import Study, StudyPoint, findings_of
-from spotwise.simulator.spotserve.cases import (
+from spotwise.simulator.spotserve.paper.cases import (
     HISTOGRAM_S,
     Availability,
     SpotCase,
@@ -18,10 +18,18 @@ from spotwise.simulator.spotserve.cases import (
     figures_of,
     simulate_spot,
 )
-from spotwise.simulator.spotserve.claims import LATENCY_S
-from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headline, headlines, is_close, within
-from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import APART, AS_PUBLISHED, BURSTY, SEGMENTS, SpotScope, SpotStudy, studies
+from spotwise.simulator.spotserve.paper.claims import LATENCY_S
+from spotwise.simulator.spotserve.paper.findings import SpotFinding, SpotFindings, headline, headlines, is_close, within
+from spotwise.simulator.spotserve.paper.plots import plot_study
+from spotwise.simulator.spotserve.paper.studies import (
+    APART,
+    AS_PUBLISHED,
+    BURSTY,
+    SEGMENTS,
+    SpotScope,
+    SpotStudy,
+    studies,
+)
 from spotwise.simulator.spotserve.systems import SPOTSERVE
 from tests.unit.simulator.spotserve.spot_artifact import write_arrivals, write_profiles, write_segment
 

@@ -38,7 +38,7 @@ from spotwise.cli.simulate.papers.splitwise_tables import (
 from spotwise.cli.simulate.papers.study_tables import require_close
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.search import Grid, Search
+from spotwise.simulator.searches.search import Grid, Search
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import (
     ClusterFindings,

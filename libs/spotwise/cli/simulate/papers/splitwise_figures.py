@@ -18,9 +18,9 @@ from spotwise.simulator.runs.plots import (
     plot_sizes,
     save,
 )
-from spotwise.simulator.runs.provisioning import heat_map
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Search
+from spotwise.simulator.searches.provisioning import heat_map
+from spotwise.simulator.searches.search import Search
 from spotwise.simulator.splitwise.paper import CODE_RATE, ClusterFindings, ClusterScope, PaperCluster, runs_by_design
 
 #: Rates of figure 17: one that every cluster sustains, and one that few do.

@@ -11,8 +11,8 @@ from spotwise.cli.simulate.documents import run_document
 from spotwise.cli.simulate.papers.study_tables import coloured, headline_table
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.search import Limit
-from spotwise.simulator.runs.steady_state import STEADY_SHARE
+from spotwise.simulator.runs.run_summary import STEADY_SHARE
+from spotwise.simulator.searches.search import Limit
 from spotwise.simulator.splitwise.headlines import ClusterHeadline, headlines
 from spotwise.simulator.splitwise.paper import ClusterFindings, PaperCluster
 from spotwise.simulator.splitwise.published_runs import Comparison, PublishedCluster

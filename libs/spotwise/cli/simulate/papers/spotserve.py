@@ -36,12 +36,12 @@ from spotwise.cli.simulate.papers.study_tables import (
 )
 from spotwise.cli.simulate.progress import Runs, Simulations
 from spotwise.simulator.runs.studies import Headline
-from spotwise.simulator.spotserve.cases import HISTOGRAM_S, SpotSummary, simulate_spot
-from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings, headlines, is_close, within
-from spotwise.simulator.spotserve.golden import alone_answers, golden_answers, read_all_tables
-from spotwise.simulator.spotserve.placement_traces import placements
-from spotwise.simulator.spotserve.plots import plot_study
-from spotwise.simulator.spotserve.studies import BURSTY, HYSTERESIS, SpotScope, SpotStudy, studies
+from spotwise.simulator.spotserve.paper.cases import HISTOGRAM_S, SpotSummary, simulate_spot
+from spotwise.simulator.spotserve.paper.findings import SpotFinding, SpotFindings, headlines, is_close, within
+from spotwise.simulator.spotserve.paper.golden import alone_answers, golden_answers, read_all_tables
+from spotwise.simulator.spotserve.paper.placement_traces import placements
+from spotwise.simulator.spotserve.paper.plots import plot_study
+from spotwise.simulator.spotserve.paper.studies import BURSTY, HYSTERESIS, SpotScope, SpotStudy, studies
 
 #: Without runs: the optimizer's answers. Only by name, since they take minutes and more traces: placement, and hysteresis.
 GOLDEN, PLACEMENT = "golden", "placement"

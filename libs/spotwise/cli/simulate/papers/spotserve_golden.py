@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.simulator.spotserve.golden import AloneAnswer, GoldenAnswer, GoldenCell, OptimizerAnswer
+from spotwise.simulator.spotserve.paper.golden import AloneAnswer, GoldenAnswer, GoldenCell, OptimizerAnswer
 
 
 def golden_table(answers: Sequence[GoldenAnswer]) -> Table:

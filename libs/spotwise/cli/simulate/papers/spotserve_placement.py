@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from spotwise.simulator.spotserve.placement_study import COUNTS, Interval, PlacementFinding
+from spotwise.simulator.spotserve.paper.placement_study import COUNTS, Interval, PlacementFinding
 from spotwise.simulator.spotserve.placement_world import PlacementRule
 
 

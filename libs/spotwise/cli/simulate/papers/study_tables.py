@@ -11,9 +11,8 @@ from rich.table import Table
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.simulate.progress import Runs, Simulations
-from spotwise.simulator.runs.kept_runs import Describing
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.runs.steady_state import STEADY_SHARE
+from spotwise.simulator.runs.run_summary import STEADY_SHARE
 from spotwise.simulator.runs.studies import (
     Finding,
     Findings,
@@ -24,6 +23,7 @@ from spotwise.simulator.runs.studies import (
     StudyRun,
     findings_of,
 )
+from spotwise.simulator.searches.kept_runs import Describing
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -17,9 +17,9 @@ from pydantic import ConfigDict
 
 from spotwise.files.tables import TraceError
 from spotwise.files.toml_tables import KNOWN_KEYS
-from spotwise.simulator.runs.synthetic import SYNTHETIC
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS, has_hashes
-from spotwise.simulator.runs.traces import (
+from spotwise.simulator.loads.synthetic import SYNTHETIC
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS, has_hashes
+from spotwise.simulator.loads.traces import (
     RequestSizes,
     poisson_arrivals,
     published_arrivals,

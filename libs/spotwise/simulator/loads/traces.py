@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spotwise.files.tables import TraceError
-from spotwise.simulator.runs.trace_files import MOONCAKE_BLOCK_TOKENS, trace_rows
+from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS, trace_rows
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.prompt_blocks import PromptBlocks
 

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from spotwise.simulator.runs.plots import bare_grid, legend_below, new_figure
-from spotwise.simulator.spotserve.findings import SpotFinding, SpotFindings
-from spotwise.simulator.spotserve.studies import WHOLE
+from spotwise.simulator.spotserve.paper.findings import SpotFinding, SpotFindings
+from spotwise.simulator.spotserve.paper.studies import WHOLE
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

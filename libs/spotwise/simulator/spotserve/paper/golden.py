@@ -72,7 +72,7 @@ class _GoldenAnswers:
 
 def golden_cells() -> list[GoldenCell]:
     """Return the cells of `golden_answers.json`, by model and rate, then by instances."""
-    rows = read_packaged("spotwise.simulator.spotserve", "golden_answers.json", _GoldenAnswers).answers
+    rows = read_packaged("spotwise.simulator.spotserve.paper", "golden_answers.json", _GoldenAnswers).answers
     return [
         GoldenCell(
             PAPER_MODELS[row.model],

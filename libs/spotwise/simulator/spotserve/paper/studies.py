@@ -11,8 +11,8 @@ from pathlib import Path
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
 from spotwise.simulator.runs.studies import Study, StudyPoint
-from spotwise.simulator.spotserve.cases import Availability, Load, SpotCase
-from spotwise.simulator.spotserve.golden import MAX_BATCH
+from spotwise.simulator.spotserve.paper.cases import Availability, Load, SpotCase
+from spotwise.simulator.spotserve.paper.golden import MAX_BATCH
 from spotwise.simulator.spotserve.profiles import GPT_20B, LLAMA_30B, OPT_6_7B, PaperModel
 from spotwise.simulator.spotserve.systems import (
     ABLATION,

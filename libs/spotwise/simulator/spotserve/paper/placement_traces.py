@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spotwise.files.spot_traces import SpotEventKind, SpotTrace, read_spot_trace
-from spotwise.simulator.spotserve.placement_study import PlacementFinding, study_placements
+from spotwise.simulator.spotserve.paper.placement_study import PlacementFinding, study_placements
 from spotwise.simulator.spotserve.placement_world import NodeEvent, PlacementSetting
 
 _FILES = {"g4dn": "g4dn-trace.csv", "p3": "p3-trace.csv"}

@@ -15,7 +15,7 @@ import numpy as np
 from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
-from spotwise.simulator.runs.steady_state import is_steady
+from spotwise.simulator.runs.run_summary import is_steady
 from spotwise.simulator.spotserve.arrivals import (
     SpotArrivals,
     changing_arrivals,
@@ -23,7 +23,7 @@ from spotwise.simulator.spotserve.arrivals import (
     read_rates,
     read_spot_arrivals,
 )
-from spotwise.simulator.spotserve.golden import MAX_BATCH
+from spotwise.simulator.spotserve.paper.golden import MAX_BATCH
 from spotwise.simulator.spotserve.profiles import (
     DEVICES_OF_AN_INSTANCE,
     ON_DEMAND_PER_H,

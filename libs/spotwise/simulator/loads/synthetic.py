@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from spotwise.simulator.loads.traces import IntArray
 from spotwise.simulator.packaged_data import read_packaged
-from spotwise.simulator.runs.traces import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SyntheticSizes:
         return np.rint(np.exp(np.interp(percents, self.percents, np.log(tokens)))).astype(np.int64)
 
 
-_AZURE = read_packaged("spotwise.simulator.runs", "azure_percentiles.json", _AzurePercentiles)
+_AZURE = read_packaged("spotwise.simulator.loads", "azure_percentiles.json", _AzurePercentiles)
 #: By workload.
 SYNTHETIC = {
     name: SyntheticSizes(_AZURE.percents, sizes.prompt_tokens, sizes.output_tokens)

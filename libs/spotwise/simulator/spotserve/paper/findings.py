@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from spotwise.simulator.runs.studies import Finding, Findings, Headline, ends
-from spotwise.simulator.spotserve.cases import SpotCase, SpotSummary
-from spotwise.simulator.spotserve.claims import (
+from spotwise.simulator.spotserve.paper.cases import SpotCase, SpotSummary
+from spotwise.simulator.spotserve.paper.claims import (
     CLOSE,
     LATENCY_S,
     P99_OVER_SPOTSERVE,
@@ -17,7 +17,7 @@ from spotwise.simulator.spotserve.claims import (
     WITHOUT_CONTROLLER_P99,
     WITHOUT_PLANNER_P99,
 )
-from spotwise.simulator.spotserve.studies import AS_PUBLISHED
+from spotwise.simulator.spotserve.paper.studies import AS_PUBLISHED
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ from enum import StrEnum
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.search import Grid, Limit, Search, limit_of, runs_that_hold
+from spotwise.simulator.searches.search import Grid, Limit, Search, limit_of, runs_that_hold
 
 
 class Objective(StrEnum):
