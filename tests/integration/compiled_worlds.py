@@ -21,7 +21,7 @@ from spotwise.core.costs.cost_model import IterationCost, LinearIterationCost, P
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.runs.metrics import RunMetrics
 from spotwise.simulator.runs.slo import AloneOn
@@ -57,14 +57,14 @@ def policy(rng: random.Random, cost: LinearIterationCost | TableIterationCost) -
     match rng.randrange(5):
         case 0:
             queues = MlfqPolicy(0.02, queues=rng.choice([2, 5]))
-            return replace(usual, discipline=Discipline.MLFQ, mlfq=queues, cost=cost)
+            return replace(usual, scheduling=Scheduling.MLFQ, mlfq=queues, cost=cost)
         case 1:
-            return replace(usual, discipline=rng.choice([Discipline.PRIORITY, Discipline.SRPT]))
+            return replace(usual, scheduling=rng.choice([Scheduling.PRIORITY, Scheduling.SRPT]))
         case 2:
             return replace(usual, reserve=Reserve.MAX_TOKENS, batching=rng.choice(list(Batching)))
         case 3:
             when_full = rng.choice([WhenFull.PROACTIVE, WhenFull.REACTIVE, WhenFull.DEFER])
-            return replace(usual, discipline=Discipline.SRPT, swap=SwapPolicy(when_full, spare_slots=1, burst_queues=0))
+            return replace(usual, scheduling=Scheduling.SRPT, swap=SwapPolicy(when_full, spare_slots=1, burst_queues=0))
         case _:
             return usual
 

@@ -18,7 +18,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.requests.prefixes import prefix_salt
 from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS
 from spotwise.core.worker.scheduling.policies import queues_for
@@ -222,12 +222,12 @@ COST = LinearIterationCost(0.01, 5e-4, 0.0, 1e-3, 0.0)
     ("max_num_batched_tokens", "prefix_caching"), [(None, False), (13, True)], ids=["whole", "in shared parts"]
 )
 @pytest.mark.parametrize("when_full", WhenFull)
-@pytest.mark.parametrize("discipline", [Discipline.PRIORITY, Discipline.MLFQ])
+@pytest.mark.parametrize("scheduling", [Scheduling.PRIORITY, Scheduling.MLFQ])
 def test_whoever_comes_first_and_wherever_kv_goes_no_token_changes(
     engine: Engine,
     requests: list[RequestRecord],
     expected: list[list[int]],
-    discipline: Discipline,
+    scheduling: Scheduling,
     when_full: WhenFull,
     max_num_batched_tokens: int | None,
     prefix_caching: bool,
@@ -237,18 +237,18 @@ def test_whoever_comes_first_and_wherever_kv_goes_no_token_changes(
         BatchLimits(max_num_seqs=4, max_num_batched_tokens=max_num_batched_tokens),
         watermark=0.0,
         prefix_caching=prefix_caching,
-        discipline=discipline,
+        scheduling=scheduling,
         mlfq=queues_for(COST, starve_limit_s=0.3),
         cost=COST,
         swap=SwapPolicy(when_full, spare_slots=1, burst_queues=1),
     )
     worker = SoloWorker(engine, policy, 24, host_blocks=300)
-    if discipline is Discipline.PRIORITY:
+    if scheduling is Scheduling.PRIORITY:
         requests = [replace(each, priority=(0, 5, 0, -1, 0)[each.attempt_id % 5]) for each in requests]
     assert worker.serve(requests) == expected
     swapped = [stages.count("swapped_out") for stages in worker.stages.values()]
     load = worker.role.load()
     assert (sum(swapped) > 0) == (load.kv_blocks_swapped_in > 0) == when_full.swaps
     assert (load.preemptions == 0) == when_full.swaps
-    if discipline is Discipline.MLFQ and when_full.swaps:
+    if scheduling is Scheduling.MLFQ and when_full.swaps:
         assert min(swapped) >= 10

@@ -14,7 +14,7 @@ from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
 from spotwise.simulator.world.machine_worker import Site
@@ -136,7 +136,7 @@ KINDS = st.builds(
     st.sampled_from([560, 800, 1500, 6000]),
     st.sampled_from([worlds.COST, TABLE]),
     st.sampled_from([None, 0.0, 0.01]),
-    st.sampled_from([None, WorkerPolicy(prefix_caching=False, discipline=Discipline.PRIORITY)]),
+    st.sampled_from([None, WorkerPolicy(prefix_caching=False, scheduling=Scheduling.PRIORITY)]),
     st.sampled_from([None, Overlap(None), Overlap(100, 3)]),
 )
 

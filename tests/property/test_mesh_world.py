@@ -17,7 +17,7 @@ from spotwise.core.messages.worker import Drain
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.property.mesh_world import MeshWorld
 
@@ -49,7 +49,7 @@ POLICIES = st.builds(
     prompts_first=st.booleans(),
     preempt_after_s=st.sampled_from([0.0, 0.2, 1.0]),
     kv_push=st.sampled_from(ConfiguredPushMode),
-    discipline=st.sampled_from([Discipline.FCFS, Discipline.FCFS, Discipline.PRIORITY, Discipline.MLFQ]),
+    scheduling=st.sampled_from([Scheduling.FCFS, Scheduling.FCFS, Scheduling.PRIORITY, Scheduling.MLFQ]),
     mlfq=QUEUES,
     cost=st.just(COST),
     swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.RECOMPUTE, *WhenFull]), st.integers(0, 2), st.integers(0, 2)),
@@ -61,7 +61,7 @@ SWAPPING = st.builds(
     watermark=st.just(0.0),
     prefix_caching=st.booleans(),
     kv_push=st.sampled_from(ConfiguredPushMode),
-    discipline=st.sampled_from([Discipline.MLFQ, Discipline.MLFQ, Discipline.PRIORITY]),
+    scheduling=st.sampled_from([Scheduling.MLFQ, Scheduling.MLFQ, Scheduling.PRIORITY]),
     mlfq=QUEUES,
     cost=st.just(COST),
     swap=st.builds(SwapPolicy, st.sampled_from([WhenFull.REACTIVE, WhenFull.PROACTIVE]), st.integers(0, 2)),

@@ -12,7 +12,7 @@ from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import BatchShape
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import PoolPolicy
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.events import EventQueue
@@ -79,7 +79,7 @@ RANKED = st.builds(
     prefix_caching=st.just(False),
     max_preemptions=st.sampled_from([1, 3]),
     max_in_flight=st.sampled_from([1, 2]),
-    discipline=st.sampled_from(Discipline),
+    scheduling=st.sampled_from(Scheduling),
     mlfq=st.builds(
         MlfqPolicy,
         st.just(0.01),

@@ -16,7 +16,7 @@ from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
 
@@ -24,18 +24,18 @@ from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
 COST = LinearIterationCost(0.4, 0.1, 0.0, 0.0, 0.0)
 #: All under which memory is ranked; half of them swap.
 WAYS = [
-    (discipline, when_full)
-    for discipline in Discipline
+    (scheduling, when_full)
+    for scheduling in Scheduling
     for when_full in (*WhenFull, WhenFull.REACTIVE, WhenFull.PROACTIVE, WhenFull.PROACTIVE)
-    if (discipline, when_full) != (Discipline.FCFS, WhenFull.RECOMPUTE)
+    if (scheduling, when_full) != (Scheduling.FCFS, WhenFull.RECOMPUTE)
 ]
 
 
 def policy_of(
-    way: tuple[Discipline, WhenFull], spare_slots: int, burst_queues: int, policy: WorkerPolicy
+    way: tuple[Scheduling, WhenFull], spare_slots: int, burst_queues: int, policy: WorkerPolicy
 ) -> WorkerPolicy:
-    discipline, when_full = way
-    return replace(policy, discipline=discipline, swap=SwapPolicy(when_full, spare_slots, burst_queues))
+    scheduling, when_full = way
+    return replace(policy, scheduling=scheduling, swap=SwapPolicy(when_full, spare_slots, burst_queues))
 
 
 PLAIN = st.builds(
@@ -63,7 +63,7 @@ ARRIVALS = st.builds(
 FAIR = POLICIES.map(
     lambda policy: replace(
         policy,
-        discipline=Discipline.MLFQ if policy.discipline is Discipline.MLFQ else Discipline.FCFS,
+        scheduling=Scheduling.MLFQ if policy.scheduling is Scheduling.MLFQ else Scheduling.FCFS,
         mlfq=policy.mlfq and replace(policy.mlfq, starve_limit_s=min(policy.mlfq.starve_limit_s, 3.0)),
     )
 ).filter(lambda policy: policy.is_ranked)
@@ -140,7 +140,7 @@ def test_a_running_sequence_has_its_own_kv_and_all_end(
     seed: int,
     failing: float,
 ) -> None:
-    """Whatever goes and comes, fails and is cancelled on the way, under each discipline; at the end all blocks are free."""
+    """Whatever goes and comes, fails and is cancelled on the way, under each scheduling; at the end all blocks are free."""
     host, kv = BlockPool(host_blocks, BLOCK_SIZE), Kv(seed, failing)
     timeline = Timeline(blocks, policy, host=host, swaps=kv)
     tick = 0

@@ -56,7 +56,7 @@ def policy(
     longest_prompt: Annotated[int, typer.Option(min=16, help="Tokens.")] = 256,
     longest_answer: Annotated[int, typer.Option(min=16, help="Tokens.")] = 1024,
     max_num_seqs: Annotated[int, typer.Option(min=1, help="Sequences of a batch at most.")] = 8,
-    rounds: Annotated[int, typer.Option(min=1, help="How often each discipline has its turn.")] = 3,
+    rounds: Annotated[int, typer.Option(min=1, help="How often each policy has its turn.")] = 3,
     up_args: Annotated[str, typer.Option(help="Passed on to `spotwise up`.")] = _UP_ARGS,
     quick: Annotated[bool, typer.Option("--quick", help="Few and short requests: shows that it runs.")] = False,
     seed: Annotated[int, typer.Option(min=0, help="Of arrivals, lengths and prompts.")] = 1,

@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 
-from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy import Scheduling
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.process.watchdog import WAITING_PATIENCE
@@ -86,7 +86,7 @@ async def _iteration_cost(engine: EngineThread | GroupEngine, settings: WorkerSe
     """Return the iteration cost that the worker's policy needs, if any, read or measured; `MeshError` where
     measuring failed.
     """
-    if settings.policy != Discipline.MLFQ:
+    if settings.policy != Scheduling.MLFQ:
         return None
     try:
         profile = settings.cost_profile() or await own_profile(engine, settings)

@@ -17,7 +17,7 @@ from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
 from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.messages.members import Pool
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, queues_for, served_policies
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.links.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
@@ -127,7 +127,7 @@ class WorkerSettings(ModelServiceSettings):
         "which is at least 256 tokens; 0 for no bound but max_prompt_tokens",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
-        Discipline.FCFS.value,
+        Scheduling.FCFS.value,
         description="scheduling policy: fcfs (first come, first served), priority (the clients'), or mlfq "
         "(multi-level feedback queue, so that no short request waits behind a long one)",
     )
@@ -261,7 +261,7 @@ class WorkerSettings(ModelServiceSettings):
         if self.when_full is not None:
             return self.when_full
         has_host = self.kv_host_bytes != 0
-        return WhenFull.PROACTIVE if self.policy == Discipline.MLFQ and has_host else WhenFull.RECOMPUTE
+        return WhenFull.PROACTIVE if self.policy == Scheduling.MLFQ and has_host else WhenFull.RECOMPUTE
 
     @property
     def swaps(self) -> bool:
@@ -310,7 +310,7 @@ class WorkerSettings(ModelServiceSettings):
             cuts_prompts=True,
         )
         mlfq = None
-        if self.policy == Discipline.MLFQ and cost is not None:
+        if self.policy == Scheduling.MLFQ and cost is not None:
             starve_limit_s = None if self.starve_limit_ms is None else self.starve_limit_ms / 1000
             mlfq = queues_for(cost, self.quantum_ratio, starve_limit_s)
         return WorkerPolicy(
@@ -325,7 +325,7 @@ class WorkerSettings(ModelServiceSettings):
             prompts_first=self.prompts_first,
             preempt_after_s=self.preempt_after_ms / 1000,
             kv_push=self.kv_push,
-            discipline=self.policy,
+            scheduling=self.policy,
             mlfq=mlfq,
             cost=None if mlfq is None else cost,
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),

@@ -13,7 +13,7 @@ from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.policy import Policy
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.unit.core.parallel.profiles import round_profile
 
@@ -50,18 +50,18 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
     "no degree to try": (lambda: replace(Policy.spotserve(8), tensor_degrees=()), "tensor_degrees"),
     "a negative slack": (lambda: replace(Policy.spotserve(8), latency_slack=-0.1), "latency_slack"),
     "queues without a cost": (
-        lambda: WorkerPolicy(LIMITS, discipline=Discipline.MLFQ, mlfq=MlfqPolicy(0.1)),
-        "discipline=mlfq",
+        lambda: WorkerPolicy(LIMITS, scheduling=Scheduling.MLFQ, mlfq=MlfqPolicy(0.1)),
+        "scheduling=mlfq",
     ),
     "counted steps of ranked sequences": (
-        lambda: WorkerPolicy(LIMITS, discipline=Discipline.PRIORITY, counted_steps=2),
+        lambda: WorkerPolicy(LIMITS, scheduling=Scheduling.PRIORITY, counted_steps=2),
         "counted_steps",
     ),
     "ranked request-level batches": (
         lambda: WorkerPolicy(
             LIMITS,
             Reserve.MAX_TOKENS,
-            discipline=Discipline.MLFQ,
+            scheduling=Scheduling.MLFQ,
             mlfq=MlfqPolicy(0.1),
             cost=COST,
             batching=Batching.REQUEST_LEVEL,

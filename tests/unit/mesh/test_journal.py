@@ -24,7 +24,7 @@ from spotwise.core.requests.record import KvTarget
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
@@ -174,7 +174,7 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
     mlfq = MlfqPolicy(0.4, 2.0, 6, 3.0)
     swap = SwapPolicy(WhenFull.PROACTIVE, 1, 1)
     policy = WorkerPolicy(
-        BatchLimits(2, 30), discipline=Discipline.MLFQ, mlfq=mlfq, cost=cost, swap=swap, counted_steps=1
+        BatchLimits(2, 30), scheduling=Scheduling.MLFQ, mlfq=mlfq, cost=cost, swap=swap, counted_steps=1
     )
     host = BlockPool(40, BLOCK_SIZE)
     timeline = Timeline(20, policy, host=host, swaps=Moves())

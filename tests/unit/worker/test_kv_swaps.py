@@ -13,7 +13,7 @@ from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_watch import EngineWatch
@@ -31,7 +31,7 @@ NEW = 25
 def swapping(when_full: WhenFull) -> WorkerPolicy:
     return WorkerPolicy(
         BatchLimits(max_num_seqs=3),
-        discipline=Discipline.MLFQ,
+        scheduling=Scheduling.MLFQ,
         mlfq=queues_for(COST),
         cost=COST,
         swap=SwapPolicy(when_full),

@@ -13,7 +13,7 @@ from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
@@ -111,7 +111,7 @@ def test_decodes_pause_where_configured(model_dir: Path) -> None:
         ({"kv_host_bytes": 1 << 30}, "SPOTWISE_POLICY=fcfs and SPOTWISE_WHEN_FULL=recompute; reactive and proactive"),
         ({"policy": "mlfq", "when_full": "defer", "kv_host_bytes": 1}, "SPOTWISE_WHEN_FULL=defer"),
         ({"policy": "mlfq", "profile": "/no/profile.json"}, "SPOTWISE_PROFILE: /no/profile.json is no cost profile"),
-        ({"policy": "mlfq", "batching": "request_level", "reserve": "max_tokens"}, "needs discipline=fcfs"),
+        ({"policy": "mlfq", "batching": "request_level", "reserve": "max_tokens"}, "needs scheduling=fcfs"),
     ],
 )
 def test_settings_that_contradict_one_another_end_the_start(
@@ -127,7 +127,7 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
     cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
     plain = WorkerSettings(model_dir=model_dir, policy="mlfq")  # type: ignore[arg-type]
     policy = plain.worker_policy(cost=cost)
-    assert (policy.discipline, policy.cost, policy.mlfq) == (Discipline.MLFQ, cost, queues_for(cost))
+    assert (policy.scheduling, policy.cost, policy.mlfq) == (Scheduling.MLFQ, cost, queues_for(cost))
     assert policy.swap == SwapPolicy(WhenFull.PROACTIVE, 2, 2)
     reported = WorkerSettings(
         model_dir=model_dir,

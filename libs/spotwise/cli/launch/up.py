@@ -39,7 +39,7 @@ from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.cli.profile_files import read_profile
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy import Scheduling
 from spotwise.core.worker.scheduling.policies import served_policies
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 
@@ -236,7 +236,7 @@ def up(
     if engine is not EngineKind.SIMULATED and any(value is not None for value in given.values()):
         names = ", ".join(option for option, value in given.items() if value is not None)
         raise OptionError(f"{names}: only a simulated mesh has that option; add --engine simulated")
-    has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == Discipline.MLFQ
+    has_queues = (policy or os.environ.get("SPOTWISE_POLICY")) == Scheduling.MLFQ
     if profile is not None and not has_queues and engine is not EngineKind.SIMULATED:
         raise OptionError("--profile: only mlfq and simulated workers use it; add --policy mlfq or --engine simulated")
     if kv_host is not None and not has_queues and "SPOTWISE_WHEN_FULL" not in os.environ:

@@ -9,12 +9,12 @@ import typer
 
 from spotwise.cli.errors import OptionError
 from spotwise.core.scheduler.policy import DecodeQueue
-from spotwise.core.worker.policy import Discipline, Reserve
+from spotwise.core.worker.policy import Reserve, Scheduling
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 
 ChunkTokensOption = Annotated[int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")]
 DisciplineOption = Annotated[
-    Discipline | None,
+    Scheduling | None,
     typer.Option("--policy", help="Order of the sequences: fcfs by default; srpt knows answers' lengths."),
 ]
 ReserveOption = Annotated[

@@ -170,7 +170,7 @@ def run(
         policy=with_options(
             case.policy,
             chunk_tokens=chunk_tokens,
-            discipline=policy,
+            scheduling=policy,
             reserve=reserve,
             decode_queue=decode_queue,
             break_even=break_even,

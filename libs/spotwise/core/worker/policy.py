@@ -20,7 +20,7 @@ class Reserve(StrEnum):
     MAX_TOKENS = "max_tokens"  #: all that it may ever have (Orca, section 4.1)
 
 
-class Discipline(StrEnum):
+class Scheduling(StrEnum):
     """Names of the built-in scheduling policies; `policies.py` makes them, and any others."""
 
     FCFS = "fcfs"  #: first come, first served (Orca, section 4.1)
@@ -54,7 +54,7 @@ class WorkerPolicy:
         counted_steps: for engines whose tokens carry no ids: iterations of one order at most (`counted_iterations.py`). `None`
             for engines that sample tokens: every iteration is an order of its own.
         kv_push: when hand-offs leave: after their prefill or during it (Splitwise, section 4.3).
-        discipline: name of the scheduling policy, in `policy_registry.SCHEDULING_POLICIES`; `mlfq`: its queues, with `MLFQ`.
+        scheduling: name of the scheduling policy, in `policies.SCHEDULING_POLICIES`; `mlfq`: its queues, with `MLFQ`.
         cost: measured cost of this worker's iterations, by which `MLFQ` charges service; also a prompt token's cost
             until one is measured.
         confirm_every_s: seconds between two confirmations of attempts with their gateway; `None` where gateways do not answer.
@@ -74,7 +74,7 @@ class WorkerPolicy:
     preempt_after_s: float = 1.0
     counted_steps: int | None = None
     kv_push: ConfiguredPushMode = ConfiguredPushMode.SERIAL
-    discipline: str = Discipline.FCFS
+    scheduling: str = Scheduling.FCFS
     mlfq: MlfqPolicy | None = None
     cost: LinearIterationCost | TableIterationCost | None = None
     swap: SwapPolicy = field(default_factory=SwapPolicy)
@@ -99,10 +99,10 @@ class WorkerPolicy:
             raise ValueError(
                 "batching=request_level needs reserve=max_tokens: a sequence that waits outside a batch keeps its blocks"
             )
-        if self.discipline == Discipline.MLFQ and (self.mlfq is None or self.cost is None):
-            raise ValueError("discipline=mlfq needs queues, and a cost to charge service by")
+        if self.scheduling == Scheduling.MLFQ and (self.mlfq is None or self.cost is None):
+            raise ValueError("scheduling=mlfq needs queues, and a cost to charge service by")
         if self.is_ranked and self.batching is Batching.REQUEST_LEVEL:
-            raise ValueError("batching=request_level needs discipline=fcfs and when_full=recompute")
+            raise ValueError("batching=request_level needs scheduling=fcfs and when_full=recompute")
         if self.counted_steps is not None:
             self._check_counted_steps(self.counted_steps)
 
@@ -112,12 +112,12 @@ class WorkerPolicy:
         if steps > 1 and self.max_in_flight > 1:
             raise ValueError("counted_steps above 1 needs max_in_flight=1: several iterations are one order")
         if steps > 1 and self.is_ranked:
-            raise ValueError("counted_steps above 1 needs discipline=fcfs and when_full=recompute")
+            raise ValueError("counted_steps above 1 needs scheduling=fcfs and when_full=recompute")
 
     @property
     def is_ranked(self) -> bool:
         """Whether blocks are allocated in an order other than that of arrival, or KV is swapped or deferred."""
-        return self.discipline != Discipline.FCFS or self.swap.when_full is not WhenFull.RECOMPUTE
+        return self.scheduling != Scheduling.FCFS or self.swap.when_full is not WhenFull.RECOMPUTE
 
     @property
     def prompts_take_blocks(self) -> bool:

@@ -15,7 +15,7 @@ from enum import StrEnum
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LanguageModel, MachineType
@@ -153,9 +153,9 @@ def worker_policy(engine: GpuEngine, scheduler: Scheduler, queues: Queues) -> Wo
         return on_demand
     on_demand = replace(on_demand, swap=queues.swap)
     if scheduler is Scheduler.SRPT:
-        return replace(on_demand, discipline=Discipline.SRPT)
+        return replace(on_demand, scheduling=Scheduling.SRPT)
     mlfq = replace(queues.policy(engine), skips=scheduler is not Scheduler.MLFQ_NO_PREEMPTION)
-    return replace(on_demand, discipline=Discipline.MLFQ, mlfq=mlfq, cost=engine.cost)
+    return replace(on_demand, scheduling=Scheduling.MLFQ, mlfq=mlfq, cost=engine.cost)
 
 
 def interruptions(engine: GpuEngine, scheduler: Scheduler, queues: Queues) -> InterruptedPrompts | None:

@@ -12,7 +12,7 @@ from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
-from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.files.toml_tables import KNOWN_KEYS
 
@@ -25,7 +25,7 @@ class ServingPolicy:
     JSON.
 
     Attributes:
-        discipline: order of the sequences; `srpt` knows the lengths of answers.
+        scheduling: order of the sequences; `srpt` knows the lengths of answers.
         quantum_ratio: with MLFQ, of each queue's quantum to that of the queue above.
         starve_limit_s: with MLFQ, seconds that a sequence waits below the top queue; 0 promotes none, `None` is the mesh's
             own rule.
@@ -42,7 +42,7 @@ class ServingPolicy:
 
     __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
 
-    discipline: Discipline = Discipline.FCFS
+    scheduling: Scheduling = Scheduling.FCFS
     quantum_ratio: float = 2.0
     starve_limit_s: float | None = None
     chunk_tokens: int | None = None
@@ -105,13 +105,13 @@ class ServingPolicy:
             preempt_after_s=self.preempt_after_s,
             swap=SwapPolicy(self.when_full, self.spare_slots, self.burst_queues),
         )
-        if self.discipline is not Discipline.MLFQ:
-            return replace(own, discipline=self.discipline)
+        if self.scheduling is not Scheduling.MLFQ:
+            return replace(own, scheduling=self.scheduling)
         if not isinstance(cost, LinearIterationCost | TableIterationCost):
-            raise ValueError("discipline mlfq charges service by honest iteration times; take the decode model honest")
+            raise ValueError("scheduling mlfq charges service by honest iteration times; take the decode model honest")
         starve_limit_s = math.inf if self.starve_limit_s == 0.0 else self.starve_limit_s
         queues = queues_for(cost, self.quantum_ratio, starve_limit_s)
-        return replace(own, discipline=self.discipline, mlfq=queues, cost=cost)
+        return replace(own, scheduling=self.scheduling, mlfq=queues, cost=cost)
 
     def pools(self, base: PoolPolicy) -> PoolPolicy:
         """Return the scheduler's policy: `base`, but for what is configured here."""

@@ -67,7 +67,7 @@ def test_a_cluster_file_is_simulated(spotwise: CommandLine, cluster: Path, tmp_p
         {"kind": "measured", "count": 1, "pool": "prompt"},
         {"kind": "paper", "count": 2, "pool": "token"},
     ]
-    assert (run["policy"]["discipline"], run["policy"]["break_even"]) == ("mlfq", False)
+    assert (run["policy"]["scheduling"], run["policy"]["break_even"]) == ("mlfq", False)
     assert (run["requests"]["failed"], run["machines_left"], run["changes"][0]["kind"]) == (0, 1, "fail")
     assert run["objectives_s"]["ttft"]["p99"]["bound"] == 9.0
     assert run["slowdowns"]["ttft"]["p50"]["bound"] is None

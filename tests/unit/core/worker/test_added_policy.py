@@ -17,7 +17,7 @@ from tests.unit.core.worker.shortest_prompt_first import shortest_prompt_first
 from tests.unit.simulator.world.worlds import machines, serve, settings
 
 NAME = "shortest_prompt"
-POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipline=NAME)
+POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, scheduling=NAME)
 
 
 @pytest.fixture(autouse=True)
@@ -27,7 +27,7 @@ def added_policy(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_live_worker_runs_the_shortest_prompt_first(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
-    assert WorkerSettings(model_dir=tmp_path, policy=policy_name(NAME)).worker_policy().discipline == NAME
+    assert WorkerSettings(model_dir=tmp_path, policy=policy_name(NAME)).worker_policy().scheduling == NAME
     bench = WorkerBench(policy=POLICY)
     bench.in_place("a", prompt=60)
     bench.in_place("b", prompt=50)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spotwise.core.costs.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.messages import mesh as m
-from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.core.worker.scheduling.token_rate import REMEMBERED_TOKENS
@@ -311,7 +311,7 @@ class TestInAWorker:
 
     def test_by_priority_a_newcomer_passes_a_long_prompt_at_the_next_cut(self) -> None:
         """The long prompt gets what it leaves of that iteration."""
-        policy = WorkerPolicy(BatchLimits(), prefix_caching=False, max_stall_s=STALL_S, discipline=Discipline.PRIORITY)
+        policy = WorkerPolicy(BatchLimits(), prefix_caching=False, max_stall_s=STALL_S, scheduling=Scheduling.PRIORITY)
         bench = WorkerBench(blocks=100, policy=policy)
         bench.start("p", prompt=1200)
         bench.load("p", priority=1)
@@ -327,7 +327,7 @@ class TestInAWorker:
             BatchLimits(),
             prefix_caching=False,
             max_stall_s=STALL_S,
-            discipline=Discipline.MLFQ,
+            scheduling=Scheduling.MLFQ,
             mlfq=MlfqPolicy(TOKEN_S),
             cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0),
         )

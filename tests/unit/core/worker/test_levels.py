@@ -11,7 +11,7 @@ from spotwise.core.requests.request import RequestState, StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
-from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.core.worker.sequences.sequence import Sequence
 from tests.unit.core.builders import only
@@ -24,7 +24,7 @@ QUEUES = MlfqPolicy(first_quantum_s=1.0, queues=5, starve_limit_s=100.0)
 
 
 def bench(
-    discipline: Discipline = Discipline.MLFQ,
+    scheduling: Scheduling = Scheduling.MLFQ,
     queues: MlfqPolicy = QUEUES,
     kv_push: ConfiguredPushMode = ConfiguredPushMode.SERIAL,
 ) -> WorkerBench:
@@ -34,7 +34,7 @@ def bench(
         Reserve.MAX_TOKENS,
         prefix_caching=False,
         kv_push=kv_push,
-        discipline=discipline,
+        scheduling=scheduling,
         mlfq=queues,
         cost=COST,
     )
@@ -72,7 +72,7 @@ class TestHandOff:
 
     def test_a_worker_without_queues_sends_no_level(self) -> None:
         """Under FCFS a hand-off has no queue level."""
-        worker = bench(Discipline.FCFS)
+        worker = bench(Scheduling.FCFS)
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)).level is None
 
@@ -177,7 +177,7 @@ class TestRecords:
 
     def test_the_lower_number_is_computed_first(self) -> None:
         """Of waiting prompts the one with the lowest priority number runs first."""
-        worker = bench(Discipline.PRIORITY)
+        worker = bench(Scheduling.PRIORITY)
         worker.prefill("busy", prompt=20)
         for choice_id, priority in (("later", 1), ("plain", 0), ("first", -1)):
             worker.start(choice_id, prompt=4)

@@ -11,7 +11,7 @@ from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import HERE, WorkerBench, rows
@@ -20,7 +20,7 @@ from tests.unit.core.worker.bench import HERE, WorkerBench, rows
 POLICY = WorkerPolicy(
     watermark=0.0,
     prefix_caching=False,
-    discipline=Discipline.MLFQ,
+    scheduling=Scheduling.MLFQ,
     mlfq=MlfqPolicy(first_quantum_s=1.0, queues=4, starve_limit_s=1000.0),
     cost=LinearIterationCost(1.0, 0.1, 0.0, 0.0, 0.0),
     swap=SwapPolicy(WhenFull.REACTIVE),

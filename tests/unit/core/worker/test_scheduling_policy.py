@@ -12,7 +12,7 @@ from spotwise.core.messages.worker import StreamRef
 from spotwise.core.requests.record import QueueLevel
 from spotwise.core.requests.request import RequestState, StopCriteria
 from spotwise.core.worker.kv.prefix_cache import PrefixCache
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.core.worker.scheduling.policies import MlfqSchedulingPolicy, queues_for, scheduling_policy_of
 from spotwise.core.worker.scheduling.policy import KeyedPolicy, by_priority, by_tokens_left
@@ -211,12 +211,12 @@ class TestInOrder:
         assert not KeyedPolicy(by_priority).comes_before(sequences[0], None, 0.0)
         assert KeyedPolicy().next_runs_s(sequences, 0.0) == [0.0, 1.0]
 
-    @pytest.mark.parametrize(("discipline", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
-    def test_a_policy_names_its_order(self, discipline: str, first: str) -> None:
-        """Every discipline has a scheduling policy with its own order."""
+    @pytest.mark.parametrize(("scheduling", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
+    def test_a_policy_names_its_order(self, scheduling: str, first: str) -> None:
+        """Every scheduling has a scheduling policy with its own order."""
         floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
-        policy = WorkerPolicy(discipline=Discipline(discipline), mlfq=QUEUES, cost=COST)
+        policy = WorkerPolicy(scheduling=Scheduling(scheduling), mlfq=QUEUES, cost=COST)
         assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].choice_id == first
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.kv.swap import WhenFull
-from spotwise.core.worker.policy import Batching, Discipline, Reserve
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling
 from spotwise.simulator.fastserve import job_runs
 from spotwise.simulator.fastserve.engines import (
     ENGINES,
@@ -57,7 +57,7 @@ class TestSchedulers:
     def test_fcfs_reserves_and_runs_to_completion(self) -> None:
         """FCFS reserves `max_tokens` and has as many batches in flight as the pipeline has stages."""
         policy = worker_policy(GPT3_ON_16, Scheduler.FCFS, Queues())
-        assert (policy.discipline, policy.reserve, policy.max_in_flight) == (Discipline.FCFS, Reserve.MAX_TOKENS, 2)
+        assert (policy.scheduling, policy.reserve, policy.max_in_flight) == (Scheduling.FCFS, Reserve.MAX_TOKENS, 2)
 
     def test_request_level_has_one_batch_at_a_time(self) -> None:
         """Request-level batching has one batch in flight, whatever the number of stages."""

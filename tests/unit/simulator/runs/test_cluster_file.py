@@ -11,7 +11,7 @@ from spotwise.core.costs.cost_model import LinkCost, PiecewiseLinear, TableItera
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue
-from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy import Scheduling
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.loads.workload import PriorityShare
@@ -106,7 +106,7 @@ against = "measured"
 slowdown = { ttft = { p50 = 2, p99 = 6 } }
 seconds = { itl = { p99 = 0.2 } }
 [policy]
-discipline = "mlfq"
+scheduling = "mlfq"
 decode_queue = "sequences"
 repurpose_window_s = 0
 [[priorities]]
@@ -130,7 +130,7 @@ notice_s = 10
         BUILT_IN.iteration,
     )
     assert scenario.policy == ServingPolicy(
-        discipline=Discipline.MLFQ, decode_queue=DecodeQueue.SEQUENCES, repurpose_window_s=0.0
+        scheduling=Scheduling.MLFQ, decode_queue=DecodeQueue.SEQUENCES, repurpose_window_s=0.0
     )
     assert scenario.priorities == (PriorityShare(1, 3.0),)
     assert scenario.changes == (MachineChange(5.0, MachineChangeKind.NOTICE, 2, "measured", 10.0),)
@@ -187,7 +187,7 @@ def test_a_recording_says_when_machines_are_there(folder: Path) -> None:
         (RIGHT + "[objectives]\nslowdown = { itl = { p50 = 2 } }", "objectives.slowdown.itl"),
         (RIGHT + "[objectives]\nseconds = { ttft = { p95 = 2 } }", "objectives.seconds.ttft.p95"),
         (RIGHT + "[objectives]\nseconds = { ttft = { p99 = 0 } }", "objectives: ttft p99: a bound is above 0"),
-        (RIGHT + '[policy]\ndiscipline = "lifo"', "policy.discipline: "),
+        (RIGHT + '[policy]\ndiscipline = "lifo"', "policy.scheduling: "),
         (RIGHT + "[policy]\nchunks = 5", "policy.chunks: there is no such key"),
         (RIGHT + "[policy]\nwatermark = 2", "policy: watermark is 2"),
         (

@@ -11,7 +11,7 @@ from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.costs.measured_range import MeasuredRange
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue
-from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy import Scheduling
 from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
 from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
 from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
@@ -36,7 +36,7 @@ CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 5.0
 #: Machines, objectives, policies and changes of all kinds.
 OWN = ClusterScenario(
     cluster((FAST, 1, Pool.PROMPT), (SLOW, 1, Pool.TOKEN)),
-    ServingPolicy(discipline=Discipline.MLFQ, starve_limit_s=0.0, decode_queue=DecodeQueue.SEQUENCES),
+    ServingPolicy(scheduling=Scheduling.MLFQ, starve_limit_s=0.0, decode_queue=DecodeQueue.SEQUENCES),
     Objectives((LatencyBound("itl", 99, 0.5, is_slowdown=False),), FAST.profile.iteration),
     (PriorityShare(0, 0.5), PriorityShare(1, 0.5)),
     (MachineChange(1.0, MachineChangeKind.JOIN, 1), MachineChange(2.0, MachineChangeKind.NOTICE, 1, "slow", 1.0)),

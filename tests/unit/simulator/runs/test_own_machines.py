@@ -9,7 +9,7 @@ import pytest
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.kv.swap import WhenFull
 from spotwise.core.messages.members import Pool
-from spotwise.core.worker.policy import Discipline
+from spotwise.core.worker.policy import Scheduling
 from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.loads.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
@@ -106,7 +106,7 @@ def small(kind: OwnMachine, host_memory_bytes: int = 0) -> OwnMachine:
 
 def test_a_machine_without_host_memory_recomputes_where_others_swap() -> None:
     """And where no machine has any, the policy is refused."""
-    policy = ServingPolicy(discipline=Discipline.MLFQ, when_full=WhenFull.REACTIVE)
+    policy = ServingPolicy(scheduling=Scheduling.MLFQ, when_full=WhenFull.REACTIVE)
     conv = ClusterWorkload("conv")
     host = small(FAST, host_memory_bytes=1 << 30)
     swapping = simulate(ClusterScenario(cluster((host, 1, Pool.MIXED)), policy).case(conv, 8.0, 10.0))
@@ -127,7 +127,7 @@ def test_urgent_requests_go_first() -> None:
     few = ServingPolicy(max_num_seqs=8)
     fcfs, ranked = (
         simulate(ClusterScenario(own, policy, priorities=shares).case(ClusterWorkload("conv"), 3.0, 30.0))
-        for policy in (few, replace(few, discipline=Discipline.PRIORITY))
+        for policy in (few, replace(few, scheduling=Scheduling.PRIORITY))
     )
     assert list(fcfs.by_priority) == list(ranked.by_priority) == [0, 5]
     assert ranked.by_priority[0]["ttft"]["p90"] < 0.2 * fcfs.by_priority[0]["ttft"]["p90"]

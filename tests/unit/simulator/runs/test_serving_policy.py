@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
-from spotwise.core.worker.policy import Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
@@ -32,7 +32,7 @@ def test_without_differences_it_is_the_meshs() -> None:
 
 def test_queues_of_mlfq_are_of_the_machines_own_iterations() -> None:
     """The first quantum is a lone decode; 0 promotes none, and without a limit the mesh's rule holds."""
-    policy = ServingPolicy(discipline=Discipline.MLFQ, quantum_ratio=3.0, starve_limit_s=0.0)
+    policy = ServingPolicy(scheduling=Scheduling.MLFQ, quantum_ratio=3.0, starve_limit_s=0.0)
     own = policy.workers(COST)
     assert own.mlfq is not None
     assert (own.mlfq.first_quantum_s, own.mlfq.quantum_ratio, own.mlfq.starve_limit_s) == (0.011, 3.0, math.inf)
@@ -54,7 +54,7 @@ def test_zero_is_never() -> None:
         ({"watermark": 1.0}, "watermark"),
         ({"watermark": math.nan}, "watermark must be finite"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"discipline": Discipline.MLFQ, "quantum_ratio": 1.0}, "quantum_ratio"),
+        ({"scheduling": Scheduling.MLFQ, "quantum_ratio": 1.0}, "quantum_ratio"),
         ({"max_stall_s": 0.1, "decodes_pause": True}, "decodes_pause"),
         ({"repurpose_share": 0.0}, "repurpose_share"),
         ({"spare_slots": -1}, "spare_slots"),
@@ -69,7 +69,7 @@ def test_what_is_wrong_is_refused_at_once(changes: dict[str, Any], message: str)
 def test_a_policy_survives_json() -> None:
     """Runs are kept by it."""
     policy = ServingPolicy(
-        discipline=Discipline.MLFQ, when_full=WhenFull.PROACTIVE, starve_limit_s=0.0, chunk_tokens=512
+        scheduling=Scheduling.MLFQ, when_full=WhenFull.PROACTIVE, starve_limit_s=0.0, chunk_tokens=512
     )
     adapter = TypeAdapter(ServingPolicy)
     assert adapter.validate_json(adapter.dump_json(policy)) == policy
@@ -80,7 +80,7 @@ def test_policies_change_what_is_simulated() -> None:
     """MLFQ lets prompts pass answers that are long already; reserved blocks are never lost, and let fewer requests in."""
     crowded = replace(CONV, rate=6.0, policy=ServingPolicy(max_num_seqs=16))
     fcfs = simulate(crowded)
-    mlfq = simulate(replace(crowded, policy=ServingPolicy(max_num_seqs=16, discipline=Discipline.MLFQ)))
+    mlfq = simulate(replace(crowded, policy=ServingPolicy(max_num_seqs=16, scheduling=Scheduling.MLFQ)))
     assert fcfs.failed == mlfq.failed == 0
     assert mlfq.latencies_s["ttft"]["p50"] < fcfs.latencies_s["ttft"]["p50"]
     usual, reserved = (
@@ -93,7 +93,7 @@ def test_policies_change_what_is_simulated() -> None:
 
 def test_the_published_times_charge_no_service() -> None:
     """MLFQ needs costs of one request's iterations, which the published model has not."""
-    case = replace(CONV, decode_model=DecodeModel.PUBLISHED, policy=ServingPolicy(discipline=Discipline.MLFQ))
+    case = replace(CONV, decode_model=DecodeModel.PUBLISHED, policy=ServingPolicy(scheduling=Scheduling.MLFQ))
     with pytest.raises(ValueError, match="take the decode model honest"):
         simulate(case)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.costs.cost_model import LinearIterationCost
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 from spotwise.simulator.world.observation import Arrival
@@ -35,7 +35,7 @@ def test_a_quantum_without_room_for_a_token_loses_nothing() -> None:
 def test_a_client_waits_for_the_lost_parts_and_then_for_its_answer() -> None:
     """The answer begins once all lost parts have been computed: 2 s, 4 s, and then 6 s."""
     interrupted = InterruptedPrompts(COST, QUEUES)
-    policy = WorkerPolicy(prefix_caching=False, discipline=Discipline.MLFQ, mlfq=QUEUES, cost=COST)
+    policy = WorkerPolicy(prefix_caching=False, scheduling=Scheduling.MLFQ, mlfq=QUEUES, cost=COST)
     alone = settings(policy, interrupted=interrupted, through_scheduler=False)
     result, diary = serve(machines(mixed=1, kind=machine_type(cost=COST)), [Arrival(5.0, 20, 2)], alone)
     (served,) = diary.completed

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.simulator.world.world import World
@@ -31,7 +31,7 @@ def test_a_deferred_prompt_is_computed_once_the_promise_is_over() -> None:
         prefix_caching=False,
         max_preemptions=1,
         max_in_flight=2,
-        discipline=Discipline.MLFQ,
+        scheduling=Scheduling.MLFQ,
         mlfq=MlfqPolicy(0.01, queues=4, starve_limit_s=5.0),
         cost=worlds.COST,
         swap=SwapPolicy(WhenFull.DEFER, 0, 2),

@@ -10,7 +10,7 @@ from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.counted_blocks import CountedBlockPool
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
-from spotwise.core.worker.policy import Batching, Discipline, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
@@ -37,7 +37,7 @@ def mlfq(when_full: WhenFull = WhenFull.REACTIVE, rows: int = 1, starve_limit_s:
         BatchLimits(max_num_seqs=rows),
         watermark=0.0,
         prefix_caching=False,
-        discipline=Discipline.MLFQ,
+        scheduling=Scheduling.MLFQ,
         mlfq=MlfqPolicy(1.0, starve_limit_s=starve_limit_s),
         cost=SECOND,
         swap=SwapPolicy(when_full, spare_slots=0, burst_queues=0),
@@ -138,7 +138,7 @@ class TestOrdersOfSeveralIterations:
         [
             (WorkerPolicy(prefix_caching=False), 64),
             (mlfq(), None),
-            (WorkerPolicy(prefix_caching=False, discipline=Discipline.SRPT), None),
+            (WorkerPolicy(prefix_caching=False, scheduling=Scheduling.SRPT), None),
             (WorkerPolicy(prefix_caching=False, max_in_flight=2), None),
         ],
     )
@@ -179,7 +179,7 @@ class TestWithoutScheduler:
 
 def test_an_oracle_serves_the_shortest_first() -> None:
     """The remaining tokens are known from the record, whatever `max_tokens` is."""
-    policy = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, discipline=Discipline.SRPT)
+    policy = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, scheduling=Scheduling.SRPT)
     arrivals = [Arrival(0.0, 10, 40), Arrival(0.5, 10, 20), Arrival(0.6, 10, 2)]
     _, diary = alone(machine_type(cost=SECOND), policy, arrivals)
     assert [served.arrival for served in diary.completed] == [arrivals[2], arrivals[1], arrivals[0]]

@@ -22,7 +22,7 @@ from typing import TypeVar
 
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.worker.kv.prefix_cache import PrefixCache
-from spotwise.core.worker.policy import Discipline, WorkerPolicy
+from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy, QueueState, SkipJoinMLFQ
 from spotwise.core.worker.scheduling.policy import (
     KeyedPolicy,
@@ -257,10 +257,10 @@ class RegisteredPolicy:
 
 
 SCHEDULING_POLICIES: dict[str, RegisteredPolicy] = {
-    Discipline.FCFS: RegisteredPolicy(lambda *_: KeyedPolicy()),
-    Discipline.PRIORITY: RegisteredPolicy(lambda *_: KeyedPolicy(by_priority)),
-    Discipline.SRPT: RegisteredPolicy(lambda *_: KeyedPolicy(by_tokens_left), needs_oracle=True),
-    Discipline.MLFQ: RegisteredPolicy(mlfq_policy_of),
+    Scheduling.FCFS: RegisteredPolicy(lambda *_: KeyedPolicy()),
+    Scheduling.PRIORITY: RegisteredPolicy(lambda *_: KeyedPolicy(by_priority)),
+    Scheduling.SRPT: RegisteredPolicy(lambda *_: KeyedPolicy(by_tokens_left), needs_oracle=True),
+    Scheduling.MLFQ: RegisteredPolicy(mlfq_policy_of),
 }
 
 
@@ -271,9 +271,9 @@ def served_policies() -> list[str]:
 
 def scheduling_policy_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> SchedulingPolicy:
     """Return a worker's scheduling policy; `ValueError` where none has that name."""
-    registered = SCHEDULING_POLICIES.get(policy.discipline)
+    registered = SCHEDULING_POLICIES.get(policy.scheduling)
     if registered is None:
         raise ValueError(
-            f"no scheduling policy is named {policy.discipline!r}; there are {', '.join(SCHEDULING_POLICIES)}"
+            f"no scheduling policy is named {policy.scheduling!r}; there are {', '.join(SCHEDULING_POLICIES)}"
         )
     return registered.make(policy, table, prefixes)
