@@ -17,8 +17,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spotwise.cli.launch.plan import plan_joining_worker
-from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.launch.mesh_processes import joining_worker
+from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.core.costs.batching import Batch
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
@@ -88,7 +88,7 @@ def start_failing_worker(
 ) -> subprocess.Popen[bytes]:
     """Let such a process join a mesh of simulated workers, as `spotwise join` would; `env` adds settings."""
     state = mesh.state
-    plan = plan_joining_worker(state.options, *state.worker_urls(), pool, worker_id, LocalHost.this())
+    plan = joining_worker(state.options, *state.worker_urls(), pool, worker_id, LocalHost.this())
     with (mesh.home / f"{worker_id}.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-m", "tests.live.failing_worker"],

@@ -11,10 +11,10 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.mesh_processes import joining_worker
 from spotwise.cli.launch.options import parse_size
-from spotwise.cli.launch.plan import plan_joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
-from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.cli.launch.worker_values import require_worker_id
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.cli.mesh.running import running_state
@@ -46,7 +46,7 @@ def join(
         changes["kv_cache_bytes"] = parse_size(kv_cache, "--kv-cache")
     state = running_state(name)
     asyncio.run(_require_free(state.redis_url, worker_id))
-    plan = plan_joining_worker(
+    plan = joining_worker(
         state.options.model_copy(update=changes), *state.worker_urls(), pool, worker_id, LocalHost.this()
     )
     typer.echo(f"{worker_id} joins mesh {name!r}", err=True)

@@ -15,9 +15,9 @@ from rich.console import Console
 
 from spotwise.cli.errors import CommandError, os_error_line
 from spotwise.cli.launch.down import end_instances, end_recorded
+from spotwise.cli.launch.mesh_processes import mesh_processes
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principals_of
 from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.plan import plan_services
 from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.supervision.readiness import Readiness, require_reachable
@@ -25,7 +25,7 @@ from spotwise.cli.launch.supervision.run_state import RunState, read_state
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervision.supervisor import Supervisor
-from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.cli.mesh.access import operator_access
 from spotwise.cli.report import Report
 from spotwise.core.access.store_budget import StoreBudget
@@ -58,7 +58,7 @@ def supervise(
         _clear(folder)
         options = options.model_copy(update={"mesh_secret_file": _mesh_secret(folder)})
         servers = _servers(options)
-        services = plan_services(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
+        services = mesh_processes(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
         embedded = _embedded(servers, principals_of(services), folder, keeps_store=options.keep_store)
         nats_url, redis_url = servers.urls(OPERATOR)
         with Readiness(redis_url, operator_access().tls) as readiness:

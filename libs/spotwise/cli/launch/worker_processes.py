@@ -50,7 +50,7 @@ def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
     return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
 
 
-def plan_workers(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
+def worker_processes(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
     """Plan all workers, each of one process or several, and the spare devices."""
     share = len(machine.cores) // options.num_devices
     threads, sharing = threads_of(options, options.num_devices, machine), options.num_devices

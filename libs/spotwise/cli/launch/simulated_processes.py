@@ -11,7 +11,7 @@ from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, polic
 _SIMULATED_MEMBERS = {SimulatedKv.TIMED: 50, SimulatedKv.REAL: 10}
 
 
-def plan_simulated(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
+def simulated_processes(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
     """Spread simulated workers over few processes; a process has workers of one pool, about as many as the others."""
     return tuple(
         simulated_workers(options, common, pool, ids)
@@ -20,7 +20,7 @@ def plan_simulated(options: MeshOptions, common: Mapping[str, str]) -> tuple[Ser
     )
 
 
-def plan_simulated_groups(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
+def simulated_group_processes(options: MeshOptions, common: Mapping[str, str]) -> tuple[ServiceProcess, ...]:
     """Spread the devices of simulated groups over few processes: a group's are in one, with its worker; then the spare ones."""
     most = _SIMULATED_MEMBERS[options.simulated_kv]
     processes = []

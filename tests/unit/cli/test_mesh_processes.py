@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from spotwise.cli.launch.mesh_processes import joining_worker, mesh_processes
 from spotwise.cli.launch.options import EngineKind, MeshOptions
-from spotwise.cli.launch.plan import plan_joining_worker, plan_services
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
-from spotwise.cli.launch.worker_plan import LocalHost
+from spotwise.cli.launch.worker_processes import LocalHost
 
 NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"
@@ -23,7 +23,7 @@ def plan(cores: int = 2, *, native: bool = False, **options: object) -> dict[str
     mesh = MeshOptions(
         **{"name": "default", "model_folder": Path("/models/tiny"), "model_name": "tiny", **options}  # type: ignore[arg-type]
     )
-    services = plan_services(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native))
+    services = mesh_processes(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native))
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -60,7 +60,7 @@ def test_every_service_knows_the_mesh_secret() -> None:
     services = plan(mesh_secret_file=secret)
     assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
     options = MeshOptions(name="default", model_folder=Path("/m"), model_name="m", mesh_secret_file=secret)
-    joining = plan_joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), native_kernels=True))
+    joining = joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), native_kernels=True))
     assert joining.env["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
 
 
@@ -89,7 +89,7 @@ def test_replicas_serve_their_metrics_at_ports_of_their_own() -> None:
     """The port of the environment is the first one's; 0 takes a free one for each."""
     options = MeshOptions(name="m", model_folder=Path("/m"), model_name="m", schedulers=2, planners=2)
     given = {"SPOTWISE_SCHEDULER_METRICS_PORT": "9500", "SPOTWISE_PLANNER_METRICS_PORT": "0"}
-    services = plan_services(options, NATS, REDIS, LocalHost((0,), False), given)
+    services = mesh_processes(options, NATS, REDIS, LocalHost((0,), False), given)
     set_ports = {each.service_id: value for each in services for name, value in each.env.items() if "METRICS" in name}
     assert set_ports == {"scheduler-1": "9501"}
 
@@ -253,7 +253,7 @@ def test_options_reach_simulated_workers() -> None:
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
     """A worker that joins a simulated mesh is simulated, alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
-    joining = plan_joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), False))
+    joining = joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
     assert (joining.service_id, joining.members, joining.env["SPOTWISE_POOL"]) == ("extra", ("extra",), "mixed")
 

@@ -8,8 +8,8 @@ import sys
 from collections.abc import Mapping
 
 from spotwise.cli.launch.options import EngineKind, FleetOptions, MeshOptions
-from spotwise.cli.launch.simulated_plan import simulated_env
-from spotwise.cli.launch.worker_plan import LocalHost, threads_of, worker
+from spotwise.cli.launch.simulated_processes import simulated_env
+from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker
 from spotwise.mesh.embedded.child_process import identify
 
 #: Command of a local instance that is one simulated device.

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 
-from spotwise.cli.launch.fleet_plan import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
+from spotwise.cli.launch.fleet_processes import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
 from spotwise.cli.launch.options import EngineKind, MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
-from spotwise.cli.launch.simulated_plan import plan_simulated, plan_simulated_groups, simulated_workers
-from spotwise.cli.launch.worker_plan import LocalHost, plan_workers, threads_of, worker
+from spotwise.cli.launch.simulated_processes import simulated_group_processes, simulated_processes, simulated_workers
+from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_processes
 
 #: Each process of a service serves its metrics at a port of its own: the one that is set, and those that follow it.
 _METRICS_PORTS = {
@@ -19,7 +19,7 @@ _METRICS_PORTS = {
 }
 
 
-def plan_services(
+def mesh_processes(
     options: MeshOptions,
     nats_url: str,
     redis_url: str,
@@ -36,11 +36,11 @@ def plan_services(
         planner = single_threaded | planner_of_fleet(options.fleet)
         watcher = watcher_of_fleet(options, options.fleet, common, machine)
     elif options.engine is not EngineKind.SIMULATED:
-        workers = plan_workers(options, common, machine)
+        workers = worker_processes(options, common, machine)
     elif options.reshapable:
-        workers = plan_simulated_groups(options, single_threaded)
+        workers = simulated_group_processes(options, single_threaded)
     else:
-        workers = plan_simulated(options, single_threaded)
+        workers = simulated_processes(options, single_threaded)
     gateway = single_threaded | gateway_env(options)
     control = (
         ("cluster_scheduler", "scheduler", options.schedulers, scheduler, True),
@@ -76,7 +76,7 @@ def _metrics_port(module: str, number: int, environ: Mapping[str, str]) -> dict[
     return {setting: str(int(port) + number)} if number and port.isdigit() and int(port) else {}
 
 
-def plan_joining_worker(
+def joining_worker(
     options: MeshOptions, nats_url: str, redis_url: str, pool: str, worker_id: str, machine: LocalHost
 ) -> ServiceProcess:
     """Plan one more worker for a running mesh: it shares the cores with the present workers, and has none of its own."""
