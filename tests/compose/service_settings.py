@@ -12,7 +12,7 @@ from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
-from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
+from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 #: By a service's name in docker-compose.yml.

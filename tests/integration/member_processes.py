@@ -26,7 +26,7 @@ from spotwise.core.costs.batching import Batch
 from spotwise.core.messages.groups import GroupExchange
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
-from spotwise.worker.groups.exchange_choice import SharedMemory
+from spotwise.worker.groups.leading import SharedMemory
 
 #: Seconds within which a member answers; loading compiles the kernels where no process has.
 _ANSWER_S = 240.0

@@ -26,7 +26,7 @@ from spotwise.core.worker.commands import WorkerEvent
 from spotwise.mesh.ports.ports import BusMessage
 from spotwise.mesh.service.run import run_service
 from spotwise.worker.runtime import WorkerRuntime
-from spotwise.worker.simulated import serve, serving
+from spotwise.worker.simulated import serving
 from spotwise.worker.simulated.engine import SimulatedEngine
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 from tests.live.mesh import LiveMesh
@@ -119,5 +119,5 @@ if __name__ == "__main__":
     signal.signal(signal.SIGUSR2, _hang)
     signal.signal(signal.SIGRTMIN, _deafen)
     serving.WorkerRuntime = DeafRuntime  # type: ignore[misc, attr-defined]
-    serve.SimulatedEngine = FailingEngine  # type: ignore[misc, attr-defined]
-    sys.exit(run_service(SimulatedWorkerSettings, serve.serve_simulated))
+    serving.SimulatedEngine = FailingEngine  # type: ignore[misc, attr-defined]
+    sys.exit(run_service(SimulatedWorkerSettings, serving.serve_simulated))

@@ -17,7 +17,7 @@ from typing import Any, Self
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch import fleet_options
-from spotwise.cloud.mesh_start import mesh_start
+from spotwise.cloud.local_meshes import mesh_start
 from spotwise.core.messages.fleet import FleetInstance, FleetView, InstanceState
 from tests.live.mesh import LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts

@@ -35,7 +35,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.launch.model_options import resolve_with_progress
-from spotwise.cli.number_lists import ascending
+from spotwise.cli.quantities import ascending
 from spotwise.engine.model.model_store import DEFAULT_MODEL
 
 _VLLM = "vllm"

@@ -18,7 +18,7 @@ from spotwise.core.messages.groups import GroupExchange
 from spotwise.core.parallel.model_partition import column_bounds
 from spotwise.engine.native.exchange import Exchange, MemoryExchange, SocketExchange
 from spotwise.engine.native.library import StageFields, load_kernels
-from spotwise.worker.groups.exchange_choice import SharedMemory
+from spotwise.worker.groups.leading import SharedMemory
 
 #: One token's activations of SmolLM2-135M in float32.
 COLUMNS = 576

@@ -25,7 +25,7 @@ from spotwise.cli.bench.report import ReportRow, environment, report_console, re
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.cli.mesh.status_table import gather_status
-from spotwise.cli.number_lists import ascending
+from spotwise.cli.quantities import ascending
 from spotwise.core.messages.groups import GroupExchange
 from spotwise.core.messages.members import MemberKind
 from spotwise.core.percentile import percentile

@@ -23,7 +23,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh
 from spotwise.cli.errors import OptionError
-from spotwise.cli.number_lists import ascending
+from spotwise.cli.quantities import ascending
 
 _TOKEN_WORKERS = 2
 #: What a move may cost beside three iterations, milliseconds.

@@ -21,7 +21,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
-from spotwise.cli.number_lists import ascending
+from spotwise.cli.quantities import ascending
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 
 _QUICK_LENGTHS = "128,512"

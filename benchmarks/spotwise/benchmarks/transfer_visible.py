@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
-from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.access import open_store
+from spotwise.cli.profile_run import Ledger, whole_ledger
 from spotwise.mesh.redis.store import RedisStore
 
 #: The workers' setting for when to send.

@@ -14,8 +14,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.mesh_processes import joining_worker
 from spotwise.cli.launch.options import parse_size
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.worker_options import require_worker_id
 from spotwise.cli.launch.worker_processes import LocalHost
-from spotwise.cli.launch.worker_values import require_worker_id
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.cli.mesh.running import running_state
 from spotwise.mesh.service.registration import holder

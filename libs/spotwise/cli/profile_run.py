@@ -1,4 +1,4 @@
-"""Prompts and decodes of many sizes on a mesh, one size at a time, and the workers' own times of iterations and hand-offs."""
+"""Prompts and decodes of many sizes on a mesh, one size at a time, with the ledgers of their requests."""
 
 from __future__ import annotations
 
@@ -9,13 +9,32 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
-from spotwise.cli.bench.ledgers import Ledger, whole_ledger
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.cli.mesh.status_table import gather_status
 from spotwise.core.messages.members import Member
 from spotwise.mesh.grpc.control import IterationTime, RecentIterations, recent_iterations
+from spotwise.mesh.redis.store import RedisStore
+
+_POLL_S = 0.1
+
+#: Facts by stage.
+Ledger = dict[str, dict[str, Any]]
+
+
+async def whole_ledger(
+    store: RedisStore, request_id: str, is_whole: Callable[[Ledger], bool], patience_s: float
+) -> Ledger:
+    """Return a request's ledger once it is whole, or its part after `patience_s`; raises `MeshError` without the store."""
+    clock = asyncio.get_running_loop().time
+    ends_s = clock() + patience_s
+    while True:
+        ledger = {entry.stage: dict(entry.facts) for entry in await store.get_ledger(request_id)}
+        if is_whole(ledger) or clock() > ends_s:
+            return ledger
+        await asyncio.sleep(_POLL_S)
+
 
 #: A ledger is written with the next heartbeat; this is many of them.
 _LEDGER_WAIT_S = 5.0

@@ -27,7 +27,7 @@ from spotwise.cloud.instances import (
     ProviderError,
     ProviderRefused,
 )
-from spotwise.cloud.mesh_start import mesh_start
+from spotwise.cloud.local_meshes import mesh_start
 from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.files.spot_traces import SpotTrace
 from spotwise.files.traced_nodes import TracedNodes

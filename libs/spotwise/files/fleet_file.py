@@ -13,8 +13,7 @@ from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, read_prices
-from spotwise.files.tables import TraceError
-from spotwise.files.toml_tables import FileTable, first_fault, read_tables
+from spotwise.files.tables import FileTable, TraceError, first_fault, read_tables
 
 #: Notice that clouds give before they take a spot instance: what is assumed where the file has none.
 _GRACE_S = {"local": 30.0, "aws": 120.0}

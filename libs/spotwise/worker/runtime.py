@@ -1,11 +1,17 @@
-"""Performs a worker role's commands: engine, KV transport, store, bus."""
+"""Performs a worker role's commands: engine, KV transport, store, bus; and times its iterations for cost profiles.
+
+An iteration's time runs from its order, or from the previous one's end where
+that is later, to its end; failed ones do not count.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import get_args
 
 import psutil
@@ -23,20 +29,55 @@ from spotwise.core.requests.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import DEADLINE_CAME, WorkerRole
-from spotwise.mesh.grpc.control import EngineDescription
+from spotwise.mesh.grpc.control import EngineDescription, IterationTime, RecentIterations
 from spotwise.mesh.ports.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.process.watchdog import WatchedPart
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.wire import subjects
 from spotwise.worker.engine_watch import EngineWatch
-from spotwise.worker.iteration_times import IterationTimes
-from spotwise.worker.kv_pushes import KvPushes
-from spotwise.worker.kv_swaps import KvSwaps
+from spotwise.worker.kv_transfers import KvPushes, KvSwaps
 from spotwise.worker.other_weights import require_same_weights
 from spotwise.worker.worker_engine import WorkerEngine
 
 _log = structlog.get_logger(__name__)
+
+#: A minute of iterations of a few milliseconds.
+_KEPT = 8192
+
+
+class IterationTimes:
+    """The newest iterations of one worker, numbered from 1."""
+
+    def __init__(self) -> None:
+        self._in_flight: deque[tuple[BatchShape, float]] = deque()
+        self._kept: deque[IterationTime] = deque(maxlen=_KEPT)
+        self._last = 0
+        self._ended_s = 0.0
+
+    def ordered(self, shape: BatchShape, now_s: float) -> None:
+        """Note an order, on any monotonic clock, in seconds."""
+        self._in_flight.append((shape, now_s))
+
+    def ended(self, now_s: float, *, failed: bool = False) -> IterationTime | None:
+        """Note the end of the oldest iteration in flight, and return it; `None` where it failed."""
+        shape, ordered_s = self._in_flight.popleft()
+        began_s, self._ended_s = max(ordered_s, self._ended_s), now_s
+        if failed:
+            return None
+        self._last += 1
+        self._kept.append(IterationTime(shape, now_s - began_s))
+        return self._kept[-1]
+
+    def dropped(self) -> None:
+        """Note that the iterations in flight will not end."""
+        self._in_flight.clear()
+
+    def since(self, after: int) -> RecentIterations:
+        """Return the kept iterations after number `after`, oldest first."""
+        first_kept = self._last - len(self._kept)
+        return RecentIterations(self._last, tuple(islice(self._kept, max(0, after - first_kept), None)))
+
 
 #: Interval of the role's deadline checks (leases, drains).
 TICK_S = 0.2

@@ -20,7 +20,7 @@ from spotwise.cloud.instances import (
     ReclaimingProvider,
 )
 from spotwise.cloud.local_instances import ZONE_TAG
-from spotwise.cloud.mesh_start import mesh_start
+from spotwise.cloud.local_meshes import mesh_start
 from spotwise.core.fleet.keeper import events as k
 from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.messages.fleet import FleetOrder, Purchase

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.supervision.log_rotation import LOG_FILES, LogRotation
-from spotwise.cli.launch.supervision.service_logs import LogFollower
+from spotwise.cli.launch.supervision.service_logs import LOG_FILES, LogFollower, LogRotation
 from spotwise.mesh.embedded.child_process import start_child
 
 MAX_BYTES = 4000

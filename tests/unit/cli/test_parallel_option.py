@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.parallel_option import PoolShapes, parse_parallel
+from spotwise.cli.launch.worker_options import PoolShapes, parse_parallel
 from spotwise.core.parallel.config import ParallelConfig
 
 

@@ -15,7 +15,7 @@ from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.migration_planner.settings import PlannerSettings
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
-from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
+from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.costs.cost_model import BatchShape
 from spotwise.mesh.grpc.control import IterationTime, RecentIterations
-from spotwise.worker.iteration_times import IterationTimes
+from spotwise.worker.runtime import IterationTimes
 
 
 def batch(tokens: int) -> Batch:

@@ -14,7 +14,7 @@ from spotwise.core.messages.hand_offs import PushMode
 from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.mesh.ports.ports import KvTransferError, KvTransport, TransferReport
-from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.kv_transfers import KvPushes
 from tests.contracts.waiting import until
 
 LAYERS, BLOCK_SIZE = 4, 16

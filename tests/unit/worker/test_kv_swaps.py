@@ -17,7 +17,7 @@ from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.worker.engine_watch import EngineWatch
-from spotwise.worker.kv_swaps import KvSwaps
+from spotwise.worker.kv_transfers import KvSwaps
 from spotwise.worker.worker_engine import WorkerEngine
 from tests.contracts.waiting import until
 from tests.unit.worker.summing_engine import BLOCKS, expected_tokens

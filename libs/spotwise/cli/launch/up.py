@@ -29,12 +29,11 @@ from spotwise.cli.launch.options import (
     parse_size,
     unnamed_pools,
 )
-from spotwise.cli.launch.parallel_option import PoolShapes, parse_parallel
 from spotwise.cli.launch.run_folder import DEFAULT_NAME, cache_folder, run_folder
 from spotwise.cli.launch.supervision.detach import start_detached
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervise import supervise
-from spotwise.cli.launch.worker_values import policy_name
+from spotwise.cli.launch.worker_options import PoolShapes, parse_parallel, policy_name
 from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.cli.profile_files import read_profile
 from spotwise.cli.report import Report, public_access_warning, welcome_lines

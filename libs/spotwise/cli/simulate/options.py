@@ -1,12 +1,13 @@
-"""Options of several simulations, and their parsing."""
+"""Options that the simulations share, and those of how a simulated cluster batches and routes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,6 +16,8 @@ from spotwise.cli.bench.report import require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_profile import CostProfile
+from spotwise.core.scheduler.policy import DecodeQueue
+from spotwise.core.worker.policy import Reserve, Scheduling
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
@@ -24,6 +27,7 @@ from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.serving_policy import ServingPolicy
 
 TIMED = (
     "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "
@@ -178,3 +182,37 @@ class PublishedFiles:
     def workloads(self) -> dict[str, ClusterWorkload]:
         """Return workloads of the traces, or of their percentiles where there is no trace."""
         return {name: ClusterWorkload(name, path) for name, path in self.traces.items()}
+
+
+ChunkTokensOption = Annotated[int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")]
+DisciplineOption = Annotated[
+    Scheduling | None,
+    typer.Option("--policy", help="Order of the sequences: fcfs by default; srpt knows answers' lengths."),
+]
+ReserveOption = Annotated[
+    Reserve | None,
+    typer.Option(help="KV blocks as sequences grow (on_demand), or for all that they may have (max_tokens)."),
+]
+DecodeQueueOption = Annotated[
+    DecodeQueue | None, typer.Option(help="What a decode adds to the queue of a machine for both phases.")
+]
+BreakEvenOption = Annotated[
+    bool | None,
+    typer.Option(
+        "--break-even/--no-break-even", help="Both phases on one machine where splitting costs more than it saves."
+    ),
+]
+RepurposeOption = Annotated[
+    float | None,
+    typer.Option(
+        "--repurpose-window", min=0, help="Seconds in which a machine may change its home pool; 0: none does."
+    ),
+]
+
+
+def with_options(policy: ServingPolicy, **options: Any) -> ServingPolicy:
+    """Return a policy with the options that were given, by its fields; raises `OptionError` where they do not go together."""
+    try:
+        return replace(policy, **{name: value for name, value in options.items() if value is not None})
+    except ValueError as error:
+        raise OptionError(f"--policy, --reserve, --chunk-tokens: {error}") from error

@@ -11,31 +11,29 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.number_lists import ascending
+from spotwise.cli.quantities import ascending
 from spotwise.cli.simulate.documents import write_document
 from spotwise.cli.simulate.market_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.options import (
     ArrivalsOption,
     BlockTokensOption,
+    BreakEvenOption,
+    ChunkTokensOption,
     DecodeModelOption,
+    DecodeQueueOption,
+    DisciplineOption,
     JobsOption,
     JointlyOption,
     JsonOption,
     ModelOption,
+    RepurposeOption,
+    ReserveOption,
     TraceOption,
     WorkloadOption,
     command_errors,
     parse_model,
     parse_workload,
     recorded_profile,
-)
-from spotwise.cli.simulate.policy_options import (
-    BreakEvenOption,
-    ChunkTokensOption,
-    DecodeQueueOption,
-    DisciplineOption,
-    RepurposeOption,
-    ReserveOption,
     with_options,
 )
 from spotwise.cli.simulate.progress import Simulations

@@ -15,8 +15,7 @@ from typing import ClassVar
 import numpy as np
 from pydantic import ConfigDict
 
-from spotwise.files.tables import TraceError
-from spotwise.files.toml_tables import KNOWN_KEYS
+from spotwise.files.tables import KNOWN_KEYS, TraceError
 from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS, has_hashes
 from spotwise.simulator.loads.traces import (

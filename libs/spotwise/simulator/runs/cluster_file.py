@@ -14,8 +14,7 @@ from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import FORMAT, profile_from_tables, read_cost_profile
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
-from spotwise.files.tables import TraceError
-from spotwise.files.toml_tables import FileTable, first_fault, read_tables
+from spotwise.files.tables import FileTable, TraceError, first_fault, read_tables
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine

@@ -12,7 +12,7 @@ from typing import ClassVar
 from pydantic import ConfigDict
 
 from spotwise.files.spot_traces import SpotTrace
-from spotwise.files.toml_tables import KNOWN_KEYS
+from spotwise.files.tables import KNOWN_KEYS
 from spotwise.simulator.runs.clusters import Cluster
 from spotwise.simulator.runs.own_machines import OwnMachine, require_hand_overs
 from spotwise.simulator.world.world import machine_ids

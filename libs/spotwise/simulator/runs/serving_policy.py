@@ -14,7 +14,7 @@ from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
-from spotwise.files.toml_tables import KNOWN_KEYS
+from spotwise.files.tables import KNOWN_KEYS
 
 _LIMITS, _SWAP, _USUAL = BatchLimits(), SwapPolicy(), WorkerPolicy()
 

@@ -19,7 +19,7 @@ from spotwise.mesh.process.background_work import uninterrupted
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.part_transfers import PartTransfers
-from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.kv_transfers import KvPushes
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)

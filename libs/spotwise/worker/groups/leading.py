@@ -1,24 +1,28 @@
-"""Leads a group: forms it of this process and others, and serves it as a worker of the mesh."""
+"""Leads a group: forms it of this process and others, over memory or TCP, and serves it as a worker of the mesh."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+import os
+import secrets
+from collections.abc import AsyncIterator, Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 
 import structlog
 
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.groups import DeviceOffered
+from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupExchange
 from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.requests.record import KvShare
 from spotwise.engine.model.errors import ModelError
+from spotwise.engine.native.exchange import MemoryExchange
+from spotwise.engine.native.library import load_kernels
 from spotwise.engine.parts.part_sizes import PartSizes
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
-from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
@@ -28,6 +32,44 @@ from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
+
+
+@contextlib.contextmanager
+def with_exchange(form: FormGroup, offers: Sequence[DeviceOffered], choice: GroupExchange) -> Iterator[FormGroup]:
+    """Return the order with the exchange of members that offer this, by position; what they need to join it is there within
+    the block. Raises `MeshError` without native kernels.
+    """
+    if choice == GroupExchange.TCP or (choice == GroupExchange.AUTO and len({offer.machine for offer in offers}) > 1):
+        addresses = tuple(offer.exchange_address for offer in offers)
+        yield replace(form, exchange=secrets.token_hex(16), addresses=addresses)
+        return
+    memory = SharedMemory(len(offers))
+    try:
+        yield replace(form, exchange=memory.path, addresses=())
+    finally:
+        memory.close()
+
+
+class SharedMemory:
+    """The memory of one group's exchange, made by its leader; members open it through the leader's process, and nothing is left
+    behind. Raises `MeshError` without native kernels.
+    """
+
+    def __init__(self, members: int) -> None:
+        kernels = load_kernels()
+        if kernels is None:
+            raise MeshError("a group needs the native kernels; install g++ on this machine")
+        self._handle = os.memfd_create("spotwise-exchange")
+        os.ftruncate(self._handle, MemoryExchange.bytes(kernels, members))
+
+    @property
+    def path(self) -> str:
+        """Where members of this machine open it."""
+        return f"/proc/{os.getpid()}/fd/{self._handle}"
+
+    def close(self) -> None:
+        """Close it; members that have opened it keep it."""
+        os.close(self._handle)
 
 
 async def lead_worker(

@@ -12,7 +12,7 @@ from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import TransferReport
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.kv_pushes import KvPushes
+from spotwise.worker.kv_transfers import KvPushes
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory
 

@@ -3,7 +3,7 @@
 import sys
 
 from spotwise.mesh.service.run import run_service
-from spotwise.worker.simulated.serve import serve_simulated
+from spotwise.worker.simulated.serving import serve_simulated
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 if __name__ == "__main__":

@@ -1,14 +1,17 @@
-"""Makes a member of the mesh that has a simulated engine a worker: its KV transport, its role."""
+"""Runs a process of simulated workers, and makes a member of the mesh that has a simulated engine a worker."""
 
 from __future__ import annotations
 
 import contextlib
+from collections.abc import AsyncIterator
 from typing import TypeVar
 
 from spotwise.core.costs.cost_model import IterationCost
 from spotwise.core.costs.cost_profile import CostProfile, at_speed
+from spotwise.core.messages.members import MemberKind, Pool
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
+from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch
@@ -110,3 +113,24 @@ def _transport(
         block_bytes=block_bytes,
         push_timeout_s=settings.push_timeout_s,
     )
+
+
+async def serve_simulated(settings: SimulatedWorkerSettings) -> None:
+    """Join the mesh as every worker of the settings, and serve until a stop signal, or until all have been drained."""
+    words = served_words(settings)
+    pool = settings.pool or Pool.MIXED
+    kind = MemberKind.PROMPT_WORKER if pool is Pool.PROMPT else MemberKind.TOKEN_WORKER
+    costs = settings.costs()
+    view = RuntimeView()
+
+    @contextlib.asynccontextmanager
+    async def worker(host: ServiceHost) -> AsyncIterator[None]:
+        host.introduce(pool=pool, model=settings.served_name)
+        engine = simulated_engine(SimulatedEngine, settings, costs, words)
+        async with contextlib.AsyncExitStack() as stack:
+            stack.callback(engine.close)
+            await started_simulated_worker(settings, costs, host, engine, view, stack)
+            yield
+
+    async with ServiceGroup.open(settings, view) as group:
+        await group.run(settings.member_ids, kind, worker)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.worker_values import policy_name
+from spotwise.cli.launch.worker_options import policy_name
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, RegisteredPolicy

@@ -19,8 +19,8 @@ from spotwise.core.requests.record import KvShare
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.worker.groups import formation, refusals
-from spotwise.worker.groups.exchange_choice import with_exchange
 from spotwise.worker.groups.formation import GroupFormation, NotWantedError
+from spotwise.worker.groups.leading import with_exchange
 from tests.contracts.waiting import until
 
 FORM = g.FormGroup(0, "w", 1, 3, 0, 0, "", 0, 0, 16, "float32", "digest")
@@ -172,7 +172,7 @@ async def test_members_of_one_machine_share_memory(
     """Others get each other's addresses, by position, and a secret that is new for each group."""
     if not by_tcp:
         monkeypatch.setattr(
-            "spotwise.worker.groups.exchange_choice.SharedMemory",
+            "spotwise.worker.groups.leading.SharedMemory",
             lambda size: SimpleNamespace(path=f"/memory-of-{size}", close=lambda: None),
         )
     world.machines["d2"] = machine

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
+from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 
 
 def test_each_device_of_a_group_has_its_leader_and_spare_ones_none(tmp_path: Path) -> None:

@@ -12,9 +12,8 @@ from pathlib import Path
 
 from spotwise.cli.launch.service_process import StopOrder
 from spotwise.cli.launch.supervision.liveness import LivenessWatch, Probe
-from spotwise.cli.launch.supervision.log_rotation import LogRotation
 from spotwise.cli.launch.supervision.run_state import RunState, ServiceState
-from spotwise.cli.launch.supervision.service_logs import LogFollower, log_tail, reason_for_not_serving
+from spotwise.cli.launch.supervision.service_logs import LogFollower, LogRotation, log_tail, reason_for_not_serving
 from spotwise.cli.launch.supervision.state_file import StateFile
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess

@@ -3,8 +3,7 @@
 import sys
 
 from spotwise.mesh.service.run import run_service
-from spotwise.worker.simulated.groups.serve import serve_simulated_devices
-from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
+from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings, serve_simulated_devices
 
 if __name__ == "__main__":
     sys.exit(run_service(SimulatedDeviceSettings, serve_simulated_devices))

@@ -1,10 +1,13 @@
-"""Runs a process of simulated devices, which lead workers and are in groups as any device is."""
+"""Runs a process of simulated devices, which lead workers and are in groups as any device is: its settings and its view."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from functools import partial
+
+import psutil
+from pydantic import Field
 
 from spotwise.core.costs.cost_model import IterationCost
 from spotwise.core.costs.cost_profile import CostProfile
@@ -14,6 +17,7 @@ from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupOrder
 from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
 from spotwise.mesh.grpc.device_control import Report, device_handler
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.host import ServiceHost
@@ -25,9 +29,61 @@ from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
 from spotwise.worker.simulated.groups.part import SimulatedPart, SimulatedParts, simulated_model
-from spotwise.worker.simulated.groups.settings import SimulatedDeviceSettings
-from spotwise.worker.simulated.groups.view import SimulatedDevicesView
 from spotwise.worker.simulated.serving import served_words, simulated_engine, started_simulated_worker
+from spotwise.worker.simulated.settings import SimulatedWorkerSettings
+
+_IDS = r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$"
+
+
+class SimulatedDeviceSettings(SimulatedWorkerSettings):
+    """The devices of one process: those of whole groups of P x M, and spare ones."""
+
+    groups: str = Field(
+        "",
+        pattern=_IDS,
+        description="ids of workers, separated by commas, that are groups of simulated devices of this process from its start",
+    )
+    spares: str = Field(
+        "", pattern=_IDS, description="ids of further simulated devices of this process, which wait for a re-shape"
+    )
+
+    @property
+    def first_leaders(self) -> dict[str, str]:
+        """The worker whose group each device is in from the start, by device; the empty id for a spare one."""
+        workers = [worker_id for worker_id in self.groups.split(",") if worker_id]
+        led = {device_id: worker_id for worker_id in workers for device_id in self.devices_of(worker_id)}
+        return led | dict.fromkeys(filter(None, self.spares.split(",")), "")
+
+    def devices_of(self, worker_id: str) -> tuple[str, ...]:
+        """Return the devices of a worker from the start, by position; the first leads it."""
+        return tuple(f"{worker_id}-device-{number}" for number in range(self.group_size))
+
+
+class SimulatedDevicesView:
+    """An `EngineView` of the devices of a process, by id, and of the workers that they lead."""
+
+    def __init__(self, devices: Mapping[str, DeviceProcess], workers: RuntimeView) -> None:
+        self._devices = devices
+        self._workers = workers
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """Describe a worker or a device."""
+        device = self._devices.get(member_id)
+        if device is None:
+            return self._workers.describe(member_id)
+        return EngineDescription(
+            member=device.host.member,
+            engine_sequences=0,
+            resident_bytes=psutil.Process().memory_info().rss,
+            iterations=0,
+            engine="simulated",
+            kv_bytes_per_token=0,
+            times=None,
+        )
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """Return a worker's iterations; a device has none of its own."""
+        return RecentIterations(0, ()) if member_id in self._devices else self._workers.iterations(member_id, after)
 
 
 async def serve_simulated_devices(settings: SimulatedDeviceSettings) -> None:

@@ -1,4 +1,6 @@
-"""Performs a worker's KV hand-offs, layer by layer as the engine computes them. The engine's thread reports written layers
+"""Performs a worker role's KV transfers: hand-offs layer by layer as the engine computes them, and swaps with host memory.
+
+The engine's thread reports written layers
 directly to the pushes of an iteration's rows, by a number and at most one wake-up of the loop at a time. Only whole blocks
 count as written. At an iteration's end all its layers are written before the role handles it. After every push the role
 receives the fitted costs by peer and mode.
@@ -17,10 +19,55 @@ from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages.hand_offs import PushMode
 from spotwise.core.requests.record import KvSource, KvTarget, sequence_id
 from spotwise.core.worker import commands as c
+from spotwise.core.worker.commands import SwapFailed, SwapIn, SwapOut, Swapped
 from spotwise.core.worker.kv.push_policy import WORKERS_REMEMBERED, PushCosts
 from spotwise.mesh.links.link_fit import LinkFit
 from spotwise.mesh.links.whole_push import source_of
 from spotwise.mesh.ports.ports import KvPush, KvTransferError, KvTransport
+from spotwise.worker.engine_watch import EngineWatch
+from spotwise.worker.worker_engine import WorkerEngine
+
+
+class KvSwaps:
+    """The swaps of one worker; `feed` feeds an event to the role, `on_blocks_freed` runs after a swap to the host."""
+
+    def __init__(
+        self,
+        engine: WorkerEngine,
+        watch: EngineWatch,
+        feed: Callable[[Swapped | SwapFailed], None],
+        on_blocks_freed: Callable[[], None],
+    ) -> None:
+        self._engine = engine
+        self._watch = watch
+        self._feed = feed
+        self._on_blocks_freed = on_blocks_freed
+
+    def swap_out(self, command: SwapOut) -> None:
+        """Copy KV to the host."""
+
+        def ended(error: Exception | None) -> None:
+            self._ended(command.sequence_id, error)
+            if error is None:
+                self._on_blocks_freed()
+
+        self._watch.swap_began()
+        self._engine.swap_out(command.block_ids, command.host_block_ids, ended)
+
+    def swap_in(self, command: SwapIn) -> None:
+        """Copy KV back to the device."""
+        self._watch.swap_began()
+        self._engine.swap_in(
+            command.host_block_ids, command.block_ids, lambda error: self._ended(command.sequence_id, error)
+        )
+
+    def _ended(self, sequence_id: str, error: Exception | None) -> None:
+        self._watch.swap_ended()
+        if error is None:
+            self._feed(Swapped(sequence_id))
+        else:
+            self._feed(SwapFailed(sequence_id, f"{type(error).__name__}: {error}"))
+
 
 #: Weight of the newest iteration in the mean time that layer notices take.
 _NEWEST = 0.25
