@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import filelock
 import pytest
 import yaml  # type: ignore[import-untyped]
 
@@ -67,6 +72,19 @@ def test_worker_images_carry_kernels_that_were_compiled_in_their_build() -> None
     assert "-m spotwise.engine.native.build --all\n" in dockerfile
     worker = dockerfile.partition("FROM runtime AS worker\n")[2].partition("\nFROM ")[0]
     assert f"COPY --from=kernels /opt/spotwise/{folder} /opt/spotwise/{folder}" in worker
+
+
+def test_the_stage_that_compiles_the_kernels_has_what_their_build_imports(tmp_path: Path) -> None:
+    """Nothing else of spotwise is copied there before they are compiled."""
+    stage = (ROOT / "deploy" / "Dockerfile").read_text().partition(" AS kernels\n")[2].partition("\nFROM ")[0]
+    for source, target in re.findall(r"^COPY (\S+) /opt/spotwise/(\S+)$", stage, re.MULTILINE):
+        copied = tmp_path / target
+        copied.parent.mkdir(parents=True, exist_ok=True)
+        _ = shutil.copytree(ROOT / source, copied) if (ROOT / source).is_dir() else shutil.copy(ROOT / source, copied)
+    paths = [str(tmp_path), str(Path(filelock.__file__).parents[1])]
+    code = f"import sys; sys.path += {paths!r}; import spotwise.engine.native.build"
+    done = subprocess.run([sys.executable, "-I", "-S", "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("service", sorted(COMPOSE["services"]))
