@@ -1,9 +1,8 @@
 """Performs a worker role's KV transfers: hand-offs layer by layer as the engine computes them, and swaps with host memory.
 
-The engine's thread reports written layers
-directly to the pushes of an iteration's rows, by a number and at most one wake-up of the loop at a time. Only whole blocks
-count as written. At an iteration's end all its layers are written before the role handles it. After every push the role
-receives the fitted costs by peer and mode.
+The engine's thread reports written layers directly to the pushes of an iteration's rows, by a number and at most one wake-up of
+the loop at a time. Only whole blocks count as written. At an iteration's end all its layers are written before the role handles
+it. After every push the role receives the fitted costs by peer and mode.
 """
 
 from __future__ import annotations

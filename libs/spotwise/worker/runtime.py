@@ -1,7 +1,7 @@
 """Performs a worker role's commands: engine, KV transport, store, bus; and times its iterations for cost profiles.
 
-An iteration's time runs from its order, or from the previous one's end where
-that is later, to its end; failed ones do not count.
+An iteration's time runs from its order, or from the previous one's end where that is later, to its end; failed ones do not
+count.
 """
 
 from __future__ import annotations

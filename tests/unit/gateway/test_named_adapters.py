@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.apis.chat import prepare_chat
 from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.prepared_request import PreparedRequest, RequestTerms
+from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest, RequestTerms
 from spotwise.gateway.resume.kept_forms import form_of
 from spotwise.gateway.routes.openapi import api_description
 from spotwise.gateway.settings import GatewaySettings
@@ -102,7 +102,7 @@ def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> N
         return prepare_chat(CHAT | {"model": "law"}, text, options, terms)
 
     first = planned("11", RequestTerms())
-    form = form_of(first, "chat", b"{}", "", key_name="", idempotency_key="", is_resumable=True)
+    form = form_of(PreparedBody(first, "chat", b"{}", ""), key_name="", claim="", is_resumable=True)
     again = planned("11", RequestTerms.of_kept(form))
     assert (again.request_id, again.created_unix_s) == (first.request_id, first.created_unix_s)
     assert again.sequences == first.sequences

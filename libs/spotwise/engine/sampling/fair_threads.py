@@ -14,16 +14,16 @@ from functools import partial
 from threading import Lock
 from typing import Any, TypeVar
 
-StackResult = TypeVar("StackResult")
+Result = TypeVar("Result")
 
 #: Of address space; memory is taken as far as the stack is used.
 STACK_BYTES = 256 << 20
 _starting = threading.Lock()
 
 
-def with_deep_stack(work: Callable[[], StackResult]) -> StackResult:
+def with_deep_stack(work: Callable[[], Result]) -> Result:
     """Return what `work` returns in a thread of its own, of which nothing remains; raises what it raises."""
-    future = Future[StackResult]()
+    future = Future[Result]()
 
     def run() -> None:
         try:
@@ -42,9 +42,6 @@ def with_deep_stack(work: Callable[[], StackResult]) -> StackResult:
             threading.stack_size(before)
     thread.join()
     return future.result()
-
-
-Result = TypeVar("Result")
 
 
 class FairThreads:

@@ -1,9 +1,8 @@
 """Child processes, and ports that stay free between their choice and their use.
 
-Linux only. A child has its own session, so that a terminal's Ctrl-C
-reaches only the parent; the kernel kills it when the *thread* that started it ends (prctl(2), PR_SET_PDEATHSIG), so start
-children from the main thread. A process is identified by pid *and* start time, so that no signal reaches a later process
-with the same pid.
+Linux only. A child has its own session, so that a terminal's Ctrl-C reaches only the parent; the kernel kills it when the
+*thread* that started it ends (prctl(2), PR_SET_PDEATHSIG), so start children from the main thread. A process is identified by
+pid *and* start time, so that no signal reaches a later process with the same pid.
 """
 
 from __future__ import annotations

@@ -3,10 +3,9 @@
 What a role receives is translated on its way in, and what it commands on its way out; its heartbeat too. Nothing is to do while
 no clock was set since the member's start. A keeper of the fleet is left out: its times are its provider's.
 
-Written where
-`SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone. A file is gzip
-over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the error's type,
-where the role raised. It is flushed about once a second: a killed process loses no more than that.
+Written where `SPOTWISE_JOURNAL` names a folder, one file per incarnation of a member; read by `journal_replay.py` alone. A file
+is gzip over lines of JSON: a header, then `[time, event type, event, commands]` for each event, and a fifth field, the error's
+type, where the role raised. It is flushed about once a second: a killed process loses no more than that.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """A member's identity as it starts, its registration's time to live, and one process per id.
 
-An id is in use while its registration is renewed and a
-process answers at its address. A dead process does not answer, so that a restart does not wait; where another service has
-taken its port, the registration expires. Of two processes that start at once the earlier one leaves when it receives the
-later one's heartbeat (`service`).
+An id is in use while its registration is renewed and a process answers at its address. A dead process does not answer, so that
+a restart does not wait; where another service has taken its port, the registration expires. Of two processes that start at once
+the earlier one leaves when it receives the later one's heartbeat (`service`).
 """
 
 from __future__ import annotations

@@ -1,12 +1,11 @@
 """Objectives of latency, and the end of a run at its first broken one, for searches that need only the verdict.
 
-They hold when all percentiles are below their bounds and no request failed. Without others they are the paper's nine, against
-a DGX-A100 (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's simulator; gaps
+They hold when all percentiles are below their bounds and no request failed. Without others they are the paper's nine, against a
+DGX-A100 (Splitwise, table VI). TBT here is a request's mean, (E2E - TTFT) / output tokens, as in the paper's simulator; gaps
 between single tokens (ITL) are measured beside it.
 
-Of a known number of requests a fixed number may
-exceed a bound before its percentile does (nearest rank). About half of a search's runs break, with
-ever-growing queues.
+Of a known number of requests a fixed number may exceed a bound before its percentile does (nearest rank). About half of a
+search's runs break, with ever-growing queues.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ import orjson
 from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
 from spotwise.core.messages.mesh import TokenBatch, TokenDelta
 from spotwise.gateway.generate.generation import EarlierTokens, GeneratedTokens, SequenceSpec
-from spotwise.gateway.generate.prepared_request import PreparedRequest, hash_of
+from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest, hash_of
 from spotwise.gateway.generate.token_stream import saved
 from spotwise.wire.codec import decode, encode
 
@@ -28,28 +28,20 @@ def hash_of_body(endpoint: str, parsed: Mapping[str, Any]) -> str:
     return hash_of(endpoint, orjson.dumps(parsed, option=orjson.OPT_SORT_KEYS))
 
 
-def form_of(
-    prepared: PreparedRequest,
-    endpoint: str,
-    body: bytes,
-    body_hash: str,
-    *,
-    key_name: str,
-    idempotency_key: str,
-    is_resumable: bool,
-) -> KeptRequest:
+def form_of(body: PreparedBody, *, key_name: str, claim: str, is_resumable: bool) -> KeptRequest:
     """Return the form of a new request."""
+    prepared = body.prepared
     return KeptRequest(
         request_id=prepared.request_id,
         scope=prepared.scope,
-        endpoint=endpoint,
-        body=body.decode(),
-        body_hash=body_hash,
+        endpoint=body.endpoint,
+        body=body.body.decode(),
+        body_hash=body.body_hash,
         created_unix_s=prepared.created_unix_s,
         seeds=tuple(sequence.spec.sampling.seed for sequence in prepared.sequences),
         prompt_hash=prepared.prompt_hash,
         is_resumable=is_resumable,
-        claim=claim_of(prepared.scope, idempotency_key),
+        claim=claim,
         client_request_id=prepared.sequences[0].spec.client_request_id,
         key_name=key_name,
         deadline_unix_s=prepared.sequences[0].spec.deadline_unix_s,

@@ -109,7 +109,8 @@ class KeptRequests:
         if event_id := request.headers.get("last-event-id", ""):
             position = StreamPosition.parse(event_id)
             return await self._go_on(request, position.request_id, position, arrived_s, body_hash=body_hash)
-        if claim := claim_of(prepared.scope, key):
+        claim = claim_of(prepared.scope, key)
+        if claim:
             known = await self._turns.result(self._store.claimed_request(claim))
             if known is not None:
                 return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=body_hash)
@@ -119,10 +120,7 @@ class KeptRequests:
             return self._preprocessor.response(
                 prepared_body.endpoint, prepared, generate, arrived_s, reservation=reservation
             )
-        facts = {"key_name": key_name(request), "idempotency_key": key}
-        form = form_of(
-            prepared, prepared_body.endpoint, prepared_body.body, body_hash, is_resumable=is_resumable, **facts
-        )
+        form = form_of(prepared_body, key_name=key_name(request), claim=claim, is_resumable=is_resumable)
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
             if is_resumable and kept in (RoomVerdict.NO_ROOM_FOR_SCOPE, RoomVerdict.TOO_LARGE):
