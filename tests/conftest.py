@@ -46,6 +46,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.parallel)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    gc.freeze()  # the next collection looks at what this test makes only, and takes a millisecond
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    gc.collect()  # a socket that a test forgot fails this test, not any later one
+
+
 @pytest.fixture(scope="session", params=["embedded", pytest.param("container", marks=pytest.mark.compose)])
 def servers_run_as(request: pytest.FixtureRequest) -> str:
     """How broker and store run: `embedded` or `container`; both alike in one test."""

@@ -24,6 +24,7 @@ from tests.death_watch import death_watch
 pytestmark = pytest.mark.mesh
 
 SERVICES = ("gateway", "cluster_scheduler", "migration_planner", "spot_watcher", "prompt_worker", "token_worker")
+PROGRAM = "from fake_service import main\n\nif __name__ == '__main__':\n    main()\n"
 SERVICE_IDS = {"gateway-0", "scheduler-0", "planner-0", "watcher-0", "prompt-0", "token-0"}
 SERVER_IDS = {"nats-server", "redis-server"}
 
@@ -47,7 +48,9 @@ class Home:
         modules = path / "modules" / "fake_mesh"
         modules.mkdir(parents=True)
         for service in SERVICES:
-            (modules / f"{service}.py").write_text("from fake_service import main\n\nmain()\n")
+            (modules / f"{service}.py").write_text(
+                'from fake_service import main\n\nif __name__ == "__main__":\n    main()\n'
+            )
         self.env = {
             **os.environ,
             "SPOTWISE_HOME": str(path),
@@ -128,9 +131,9 @@ def home(tmp_path: Path) -> Iterator[Home]:
 def test_detached_mesh_comes_up_and_goes_down_without_a_trace(home: Home) -> None:
     """`up --detach` returns 0 with every process healthy.
 
-    `down` returns 0 with no process left, and reports that on a second call.
+    `down` returns 0 with no process left, and reports that on a second call. Its processes are executed, not forked.
     """
-    up = home.up()
+    up = home.up(SPOTWISE_FORK_SERVER="0")
     assert up.returncode == 0, up.stdout + up.stderr
     assert f"http://127.0.0.1:{home.options.port}/v1" in up.stdout
     assert "down --name test" in up.stdout
@@ -192,6 +195,26 @@ def test_a_killed_child_is_started_again(home: Home) -> None:
     log = (home.path / "run" / "test" / "logs" / "supervisor.log").read_text()
     assert "token-0 died (signal 9)" in log
     assert "token-0 is healthy again" in log
+    assert home.spotwise("down", "--name", "test").returncode == 0
+    assert home.left() == []
+
+
+def test_without_its_fork_servers_a_mesh_mends_itself_still(home: Home) -> None:
+    """Killed, they take no service along; the next one to start is executed, and the one after it forked again."""
+    assert home.up().returncode == 0
+    pids = {service_id: home.pid(service_id) for service_id in SERVICE_IDS}
+    for line in home.left():
+        if "embedded.forking" in line:
+            os.kill(int(line.split()[0]), signal.SIGKILL)
+    for restarts in (1, 2):
+        os.kill(home.pid("gateway-0"), signal.SIGKILL)
+        wait_for(partial(_restarts, home, "gateway-0", restarts), "gateway-0 restarts")
+        wait_for(partial(_is_healthy, home, "gateway-0"), "it is healthy")
+    assert {service_id: home.pid(service_id) for service_id in SERVICE_IDS if service_id != "gateway-0"} == {
+        service_id: pid for service_id, pid in pids.items() if service_id != "gateway-0"
+    }
+    log = (home.path / "run" / "test" / "logs" / "supervisor.log").read_text()
+    assert log.count("gateway-0 is executed, which takes longer") == 1
     assert home.spotwise("down", "--name", "test").returncode == 0
     assert home.left() == []
 

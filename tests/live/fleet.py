@@ -12,7 +12,7 @@ import psutil
 from spotwise.core.messages.members import MemberState
 from spotwise.core.messages.reshape import DeviceGroup
 from spotwise.core.planner.plan import PlannedDeployment, ReshapeStage
-from tests.live.mesh import LiveMesh, wait_for
+from tests.live.mesh import EXECUTED, LiveMesh, wait_for
 
 #: Longer than a change takes on a busy machine.
 CHANGES_S = 90.0
@@ -23,7 +23,7 @@ class Fleet(LiveMesh):
     """A mesh, and devices of processes of their own, which are ended with it."""
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
-        super().__init__(home, *options, env=env)
+        super().__init__(home, *options, env={**EXECUTED, **(env or {})})
         self._acquired: dict[str, subprocess.Popen[bytes]] = {}
         self._device_env: dict[str, str] = {}
 

@@ -33,6 +33,8 @@ PATIENT = {"SPOTWISE_RECOVERY_S": "120"}
 #: Beside other meshes on a slow machine, a worker may be silent for longer than the two seconds that a mesh usually waits: for
 #: tests that no attempt is lost.
 UNHURRIED = {"SPOTWISE_MEMBER_TIMEOUT_S": "6"}
+#: /proc shows the environment of a process that is executed, and of none that is forked.
+EXECUTED = {"SPOTWISE_FORK_SERVER": "0"}
 #: Options of a mesh with one worker, which computes both phases.
 ONE_MIXED = ("--prompt-workers", "0", "--token-workers", "0", "--mixed-workers", "1")
 

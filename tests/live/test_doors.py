@@ -32,7 +32,7 @@ from spotwise.mesh.redis.requests import KEPT_TTL_S
 from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
-from tests.live.mesh import MODEL, wait_for
+from tests.live.mesh import EXECUTED, MODEL, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
 pytestmark = pytest.mark.parallel
@@ -43,7 +43,9 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """Simulated workers that hand real bytes over, with journals."""
     home = tmp_path_factory.mktemp("doors")
     live = SimulatedMesh(
-        home, "--simulated-kv", "real", env={"SPOTWISE_JOURNAL": str(home / "journals"), "SPOTWISE_LOG_LEVEL": "debug"}
+        home,
+        *("--simulated-kv", "real"),
+        env={"SPOTWISE_JOURNAL": str(home / "journals"), "SPOTWISE_LOG_LEVEL": "debug", **EXECUTED},
     )
     live.env.pop("UCX_NET_DEVICES", None)
     with live:

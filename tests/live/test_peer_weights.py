@@ -16,14 +16,14 @@ from typing import Any
 import psutil
 import pytest
 
-from tests.live.mesh import MODEL, LiveMesh, wait_for
+from tests.live.mesh import EXECUTED, MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
 pytestmark = pytest.mark.long
 
 NEW_TOKENS = 160
 #: Slow enough that what is read from the folder is noticed: the model takes some.
-STORAGE = {"SPOTWISE_STORAGE_BYTES_PER_S": "200e6", "SPOTWISE_GROUP_PATIENCE_S": "5"}
+STORAGE = {"SPOTWISE_STORAGE_BYTES_PER_S": "200e6", "SPOTWISE_GROUP_PATIENCE_S": "5", **EXECUTED}
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.live.mesh import LiveMesh, wait_for
+from tests.live.mesh import EXECUTED, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 from tests.live.test_groups import completed
 
@@ -43,7 +43,7 @@ def _blocks(mesh: LiveMesh) -> int:
 def test_a_worker_serves_again_with_the_blocks_that_are_left(tmp_path_factory: pytest.TempPathFactory) -> None:
     """The leader's log says who refuses, and why; it, or a worker in its place, serves with fewer blocks."""
     options = ("--parallel", "1,2,1", "--kv-cache", "64MiB", "--hang-timeout", "0")
-    with LiveMesh(tmp_path_factory.mktemp("smaller"), *options) as mesh:
+    with LiveMesh(tmp_path_factory.mktemp("smaller"), *options, env=EXECUTED) as mesh:
         before, stopped = _blocks(mesh), mesh.pid("mixed-0-device-1")
         with smaller_device(stopped):
             os.kill(stopped, signal.SIGSTOP)  # it is gone once its registration has expired

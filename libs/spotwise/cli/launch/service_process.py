@@ -10,6 +10,9 @@ from enum import IntEnum
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.core.access.secret_variables import environment_for
 
+#: Environment of every service, part of which Python and libraries read before a service runs.
+PYTHON_ENV = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+
 
 class StopOrder(IntEnum):
     """The order in which processes stop: gateway, workers, control plane, broker and store."""
@@ -26,19 +29,27 @@ class ServiceProcess:
 
     Attributes:
         service_id: unique in the mesh; its log's name.
+        module: what `python -m` runs: a package with a `__main__`, or a module.
         env: variables to set on top of the supervisor's own, of which it gets no others' secrets.
         member_ids: the members it registers as, where they differ from its own id.
         is_essential: the mesh serves no request without it; for workers, and processes of one `service`, without any of them.
         service: what it is one process of.
+        later_imports: what `module` imports once its settings are read; for workers that compute: torch and the model's code.
     """
 
     service_id: str
-    argv: tuple[str, ...]
+    module: str
     env: Mapping[str, str]
     stop_order: StopOrder
     member_ids: tuple[str, ...] = ()
     is_essential: bool = True
     service: str = ""
+    later_imports: tuple[str, ...] = ()
+
+    @property
+    def argv(self) -> tuple[str, ...]:
+        """Its command line; -P: the user's working folder must not shadow an installed package."""
+        return (sys.executable, "-P", "-m", self.module)
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -57,12 +68,19 @@ def service(
     env: Mapping[str, str],
     stop_order: StopOrder,
     member_ids: tuple[str, ...] = (),
+    later_imports: tuple[str, ...] = (),
 ) -> ServiceProcess:
     """Return a service's process; `module` is its name after `options.service_modules`."""
-    # -P: the user's working folder must not shadow an installed package.
-    argv = (sys.executable, "-P", "-m", f"{options.service_modules}{module}")
     named = {**env, "SPOTWISE_SERVICE_ID": service_id}
-    return ServiceProcess(service_id, argv, named, stop_order, member_ids, service=module)
+    return ServiceProcess(
+        service_id,
+        f"{options.service_modules}{module}",
+        named,
+        stop_order,
+        member_ids,
+        service=module,
+        later_imports=later_imports,
+    )
 
 
 def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str, str]:
@@ -76,8 +94,7 @@ def common_env(options: MeshOptions, nats_url: str, redis_url: str) -> dict[str,
         "SPOTWISE_REDIS_URL": redis_url,
         "SPOTWISE_MODEL_DIR": str(options.model_folder),
         "SPOTWISE_MODEL_NAME": options.model_name,
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONUNBUFFERED": "1",
+        **PYTHON_ENV,
     }
 
 

@@ -9,6 +9,7 @@ a core for each, cores of its own.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -94,7 +95,7 @@ def _group(
 
 
 def _device(options: MeshOptions, device_id: str, env: Mapping[str, str]) -> ServiceProcess:
-    return service(options, "worker.groups", device_id, env, StopOrder.WORKER)
+    return service(options, "worker.groups", device_id, env, StopOrder.WORKER, later_imports=_imports(options))
 
 
 def worker(
@@ -127,4 +128,15 @@ def worker(
     if own_cores:
         env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
     module = "prompt_worker" if pool == "prompt" else "token_worker"
-    return service(options, module, worker_id, env, StopOrder.WORKER)
+    return service(options, module, worker_id, env, StopOrder.WORKER, later_imports=_imports(options))
+
+
+def _imports(options: MeshOptions) -> tuple[str, ...]:
+    """Return what every worker imports after its settings: torch and transformers with it, and the model's own code."""
+    engine = tuple(f"{options.service_modules}{name}" for name in ("worker.serve", "worker.groups.serve"))
+    try:
+        model_type = json.loads((options.model_folder / "config.json").read_bytes())["model_type"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return engine  # each worker refuses such a folder, and says why
+    name = str(model_type).replace("-", "_")
+    return (*engine, f"transformers.models.{name}.modeling_{name}")

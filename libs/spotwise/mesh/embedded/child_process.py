@@ -16,7 +16,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Protocol
 
 _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 #: As many ports below those of outgoing connections are taken from.
@@ -96,17 +96,29 @@ def send_signal(process: ProcessIdentity, signal_number: signal.Signals) -> bool
     return True
 
 
-class ChildProcess:
-    """A running child, made by `start_child`."""
+class _Waited(Protocol):
+    """What a child is waited for by: `subprocess.Popen`, or its like for what another process forked."""
 
-    def __init__(self, popen: subprocess.Popen[bytes]) -> None:
+    pid: int
+
+    def poll(self) -> int | None: ...
+
+    def terminate(self) -> None: ...
+
+    def wait(self, timeout: float | None = None) -> int: ...
+
+
+class ChildProcess:
+    """A running child, made by `start_child` or a `ForkServer`."""
+
+    def __init__(self, popen: _Waited) -> None:
         self._popen = popen
         # A child that has already exited is a zombie, without an identity.
         self.identity = identify(popen.pid) or ProcessIdentity(popen.pid, 0)
 
     @property
     def pid(self) -> int:
-        """Its pid, which is also the program's: the guard replaces itself by exec."""
+        """Its pid, which is also the program's: a guard replaces itself by exec."""
         return self.identity.pid
 
     def exit_code(self) -> int | None:
@@ -151,6 +163,7 @@ def start_child(
     env: Mapping[str, str] | None = None,
     folder: Path | None = None,
     stdin: bytes = b"",
+    pass_fds: Sequence[int] = (),
 ) -> ChildProcess:
     """Start a program that dies with this process.
 
@@ -160,6 +173,7 @@ def start_child(
         env: the whole environment; `None`: this process's.
         folder: working folder; `None`: this process's.
         stdin: its input: for secrets, which must be in no file and no command line. The program may open /dev/stdin anew.
+        pass_fds: descriptors that it inherits.
     """
     guard = [sys.executable, "-I", "-S", "-c", _GUARD, str(os.getpid())]
     # Memory, not a pipe: a pipe without a reader holds one page only where its user has many of them.
@@ -168,7 +182,7 @@ def start_child(
         with open(given, "wb", closefd=False) as file:
             file.write(stdin)
         os.lseek(given, 0, os.SEEK_SET)
-        with _open_log(log_path) as log:
+        with open_log(log_path) as log:
             popen = subprocess.Popen(
                 [*guard, *argv],
                 stdin=given,
@@ -177,13 +191,14 @@ def start_child(
                 env=None if env is None else dict(env),
                 cwd=folder,
                 start_new_session=True,
+                pass_fds=pass_fds,
             )
     finally:
         os.close(given)
     return ChildProcess(popen)
 
 
-def _open_log(path: Path) -> IO[bytes]:
+def open_log(path: Path) -> IO[bytes]:
     """Open a log; a full disk or a missing folder must not keep a program from starting."""
     try:
         return open(path, "ab", opener=lambda name, flags: os.open(name, flags, 0o600))

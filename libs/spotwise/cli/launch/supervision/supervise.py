@@ -22,6 +22,7 @@ from spotwise.cli.launch.run_folder import RunFolder, run_folder
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.supervision.readiness import Readiness, require_reachable
 from spotwise.cli.launch.supervision.run_state import RunState, read_state
+from spotwise.cli.launch.supervision.service_starts import ServiceStarts
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervision.supervisor import Supervisor
@@ -30,7 +31,7 @@ from spotwise.cli.mesh.access import operator_access
 from spotwise.cli.report import Report
 from spotwise.core.access.store_budget import StoreBudget
 from spotwise.files.user_folders import NoHomeError, expanded
-from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, start_child
+from spotwise.mesh.embedded.child_process import ProcessIdentity, identify
 from spotwise.mesh.embedded.servers import (
     LOOPBACK,
     EmbeddedServer,
@@ -61,10 +62,13 @@ def supervise(
         services = mesh_processes(options, *servers.urls(WORKER), LocalHost.this(), os.environ)
         embedded = _embedded(servers, principals_of(services), folder, keeps_store=options.keep_store)
         nats_url, redis_url = servers.urls(OPERATOR)
-        with Readiness(redis_url, operator_access().tls) as readiness:
+        with (
+            Readiness(redis_url, operator_access().tls) as readiness,
+            ServiceStarts.opened(services, folder, os.environ, report.say) as starts,
+        ):
             processes = [
                 *map(_supervised_server, embedded),
-                *(_supervised_service(servers.logged_in(service), folder, readiness) for service in services),
+                *(_supervised_service(servers.logged_in(service), folder, readiness, starts) for service in services),
             ]
             state = RunState(
                 supervisor=identify(os.getpid()) or ProcessIdentity(os.getpid(), 0),
@@ -84,6 +88,7 @@ def supervise(
                 report,
                 verbose=verbose,
                 further_logs=[folder.supervisor_log_path],
+                between_looks=lambda: starts.reap([process.pid for process in processes if process.pid is not None]),
             )
             try:
                 return supervisor.run(on_ready)
@@ -179,20 +184,21 @@ def _supervised_server(server: EmbeddedServer) -> SupervisedProcess:
     )
 
 
-def _supervised_service(service: ServiceProcess, folder: RunFolder, readiness: Readiness) -> SupervisedProcess:
-    log_path, pulse_path = folder.log_path(service.service_id), folder.pulse_path(service.service_id)
-    env = {**service.environment(os.environ), "SPOTWISE_PULSE_FILE": str(pulse_path)}
-    start = partial(start_child, service.argv, log_path=log_path, env=env)
+def _supervised_service(
+    service: ServiceProcess, folder: RunFolder, readiness: Readiness, starts: ServiceStarts
+) -> SupervisedProcess:
+    pulse_path = folder.pulse_path(service.service_id)
     is_healthy = partial(readiness.is_healthy, service.members)
     return SupervisedProcess(
         service.service_id,
         service.stop_order,
-        log_path,
-        start,
+        folder.log_path(service.service_id),
+        partial(starts.start, service),
         is_healthy,
         lambda pid: has_pulse(pulse_path) or readiness.shows_life(service.members, pid),
         is_essential=service.is_essential,
         service=service.service,
+        may_start=partial(starts.may_start, service),
     )
 
 

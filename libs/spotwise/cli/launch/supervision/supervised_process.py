@@ -51,6 +51,7 @@ class SupervisedProcess:
         shows_life: tells whether the process with this pid gives a sign of life; None for unknown.
         is_essential: the mesh serves no request without it; for workers, and processes of one `service`, without any of them.
         service: what it is one process of; empty: of nothing that others are, too.
+        may_start: tells whether a start would not wait.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class SupervisedProcess:
         *,
         is_essential: bool = True,
         service: str = "",
+        may_start: Callable[[], bool] = lambda: True,
     ) -> None:
         self.service_id = service_id
         self.stop_order = stop_order
@@ -71,6 +73,7 @@ class SupervisedProcess:
         self.shows_life = shows_life
         self.is_essential = is_essential
         self.service = service
+        self.may_start = may_start
         self.state = ServiceState.WAITING
         self._start = start
         self._is_healthy = is_healthy
@@ -129,7 +132,7 @@ class SupervisedProcess:
 
     def restart_when_due(self, now_s: float) -> None:
         """Start it again once its delay is over; raises `EmbeddedServerError` as `start`."""
-        if self.state is ServiceState.RESTARTING and now_s >= self._restart_at_s:
+        if self.state is ServiceState.RESTARTING and now_s >= self._restart_at_s and self.may_start():
             self._restarts += 1
             self.start()
 

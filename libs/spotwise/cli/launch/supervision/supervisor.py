@@ -44,6 +44,7 @@ class Supervisor:
         state: the mesh's record, without its services yet.
         verbose: shows the services' logs.
         further_logs: files to bound beside the processes' logs.
+        between_looks: called several times a second.
     """
 
     def __init__(
@@ -56,12 +57,14 @@ class Supervisor:
         *,
         verbose: bool,
         further_logs: Sequence[Path] = (),
+        between_looks: Callable[[], None] = lambda: None,
     ) -> None:
         self._processes = tuple(processes)
         self._state = state
         self._state_file = StateFile(state_path, report)
         self._signals = signals
         self._report = report
+        self._between_looks = between_looks
         self._log_rotation = LogRotation(
             [*(process.log_path for process in processes), *further_logs], state.options.log_bytes
         )
@@ -99,9 +102,10 @@ class Supervisor:
 
     def _start(self) -> None:
         deadline_s = time.monotonic() + self._state.options.start_timeout_s
-        for process in self._processes:
-            self._start_one(process)
         while not self._signals.stop_requested:
+            for process in self._processes:
+                if process.state is ServiceState.WAITING and process.may_start():
+                    self._start_one(process)
             for process in self._processes:
                 if process.exit_code() is not None:
                     raise _ended_while_starting(process)
@@ -215,6 +219,7 @@ class Supervisor:
         self._report.progress({process.service_id: process.state for process in self._processes})
 
     def _pause(self) -> None:
+        self._between_looks()
         self._report.log_lines(self._log_follower.new_lines())
         self._log_rotation.rotate_when_due(time.monotonic())
         time.sleep(_LOOP_PAUSE_S)
