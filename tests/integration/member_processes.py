@@ -33,15 +33,23 @@ _ANSWER_S = 240.0
 #: Longer than any machine under load stays silent.
 LOADED_S = 20.0
 _epochs = itertools.count(1)
+#: Members are forked from a process that has imported torch, which takes seconds.
+_FORKS = multiprocessing.get_context("forkserver")
+_FORKS.set_forkserver_preload(
+    [
+        "tests.integration.member_processes",
+        "tests.unit.engine.watched_engine",
+        "transformers.models.llama.modeling_llama",
+    ]
+)
 
 
 class Member:
     """One process; calls return when it has answered, and raise what it raised."""
 
     def __init__(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._ours, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_serve, args=(theirs,), daemon=True)
+        self._ours, theirs = _FORKS.Pipe()
+        self.process: BaseProcess = _FORKS.Process(target=_serve, args=(theirs,), daemon=True)
         self.process.start()
         theirs.close()
 

@@ -22,7 +22,7 @@ from tests.live.oracle import greedy, mixed_prompts
 from tests.live.streams import stream
 
 #: Oracle, mesh and replay, on a machine that does something else as well.
-pytestmark = pytest.mark.timeout(600)
+pytestmark = [pytest.mark.timeout(600), pytest.mark.long]
 
 REQUESTS = 12
 NEW_TOKENS = 32
