@@ -48,182 +48,191 @@ class WorkerSettings(ModelServiceSettings):
 
     dtype: Dtype = "auto"
     device: str = Field("auto", pattern=DEVICE)
-    threads: int | None = Field(None, ge=1, description="compute threads; the library's choice where unset")
-    cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of its threads, e.g. 0,1")
-    niceness: int = Field(0, ge=0, le=19, description="niceness of its compute threads, as in nice(1)")
-    decode_graphs: bool = Field(True, description="records decodes as CUDA graphs and replays them, on a GPU")
+    threads: int | None = Field(None, ge=1, description="compute threads; default: the library's choice")
+    cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of the compute threads, e.g. 0,1")
+    niceness: int = Field(0, ge=0, le=19, description="niceness of the compute threads, as in nice(1)")
+    decode_graphs: bool = Field(True, description="on a GPU: record decodes as CUDA graphs and replay them")
     shared_weights: Path | None = Field(
-        None, description="folder where a machine's workers keep packed weights once; where unset each has its own copy"
+        None, description="folder where the workers of a machine share packed weights; unset: each worker has a copy"
     )
     cost_profiles: Path | None = Field(
         None,
-        description="folder where a machine's workers keep the measured costs of their iterations; where unset each start "
+        description="folder where the workers of a machine keep the measured costs of their iterations; unset: each start "
         "that needs them measures them",
     )
     profile_seconds: float = Field(
-        10.0, gt=0, description="about how long measuring the costs of iterations may take, at a start that needs it"
+        10.0, gt=0, description="approximate seconds for measuring the costs of iterations at a start"
     )
-    profile_anew: bool = Field(False, description="measures the costs of iterations although a profile is kept")
+    profile_anew: bool = Field(False, description="measure the costs of iterations even if a profile is kept")
     iteration_timeout_s: float = Field(
         60.0,
         gt=0,
-        description="seconds that an iteration may take at least before its engine counts as stuck: ten times as long while "
-        "nothing is measured, and never less than twenty times what iterations take",
+        description="minimum seconds of an iteration before its engine counts as stuck; at least twenty times the usual "
+        "time of an iteration, and ten times this setting before any was measured",
     )
     kv_cache_bytes: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="KV memory; auto: once the model is loaded nearly all of a GPU's free memory, or a quarter of the "
-        "machine's, divided by local_workers; no more than max_num_seqs sequences of the model's context use",
+        description="bytes of KV memory; auto: nearly all of a GPU's free memory once the model is loaded, or a quarter "
+        "of the machine's, divided by local_workers, up to what max_num_seqs sequences of full context use",
     )
     local_workers: int = Field(
         1,
         ge=1,
-        description="workers that divide the memory of this machine, or of its GPU, where kv_cache_bytes is auto",
+        description="workers that divide the memory of this machine or its GPU, where kv_cache_bytes is auto",
     )
     kv_block_size: int = Field(16, ge=1)
     max_num_seqs: int = Field(256, ge=1)
     max_prompt_tokens: int = Field(
         2048,
         ge=1,
-        description="prompt tokens of one iteration at most; longer prompts are cut, so that what arrives waits for one "
-        "iteration, and memory for activations is bounded",
+        description="maximum prompt tokens in an iteration; longer prompts are computed in parts",
     )
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="tokens of one iteration at most, decodes included; prompts are cut to fit; where unset max_stall_ms and "
-        "max_prompt_tokens cut them",
+        description="maximum tokens in an iteration, decodes included; longer prompts are computed in parts; unset: only "
+        "max_stall_ms and max_prompt_tokens cut prompts",
     )
     decodes_pause: bool = Field(
         False,
-        description="prompts that fill max_prompt_tokens run without decodes, which pause; needs prompts that nothing else "
-        "cuts: no max_num_batched_tokens, and max_stall_ms=0",
+        description="decodes pause while prompts fill max_prompt_tokens; requires max_stall_ms=0 and no "
+        "max_num_batched_tokens",
     )
     reserve: Reserve = Field(
         Reserve.ON_DEMAND,
-        description="blocks for tokens to come: on_demand (as they come, with preemption) or max_tokens (all at once)",
+        description="when blocks for output tokens are allocated: on_demand (as tokens come, with preemption) or "
+        "max_tokens (all at once)",
     )
     kv_watermark: float = Field(
-        0.01, ge=0, lt=1, description="share of blocks that a new sequence leaves free while others run; with on_demand"
+        0.01, ge=0, lt=1, description="with on_demand: share of blocks that a new sequence leaves free while others run"
     )
     max_preemptions: int = Field(3, ge=1, description="preemptions after which a sequence keeps all its blocks")
     prompts_first: bool = Field(
         True,
-        description="prompts that wait for KV blocks take them from sequences that decode; with on_demand; "
-        "false is strictly first come, first served",
+        description="with on_demand: prompts that wait for KV blocks take them from decoding sequences; false: strictly "
+        "first come, first served",
     )
     preempt_after_ms: float = Field(
-        1000.0, ge=0, description="how long a prompt waits for KV blocks before it takes them"
+        1000.0, ge=0, description="milliseconds that a prompt waits for KV blocks before it takes them"
     )
     prefix_caching: bool = Field(True, description="prompts reuse computed KV blocks of equal prefixes")
     batching: Batching = Field(
         Batching.ITERATION_LEVEL,
-        description="iteration_level, or request_level to compare with: a batch runs to its end; needs reserve=max_tokens",
+        description="iteration_level, or for comparisons request_level: a batch runs to its end; requires "
+        "reserve=max_tokens",
     )
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="about how long a prompt's chunk may delay the decodes of its iteration, and a prompt alone what arrives, "
-        "which is at least 256 tokens; 0 for no bound but max_prompt_tokens",
+        description="approximate milliseconds that a part of a prompt may delay the decodes of its iteration, or, without "
+        "decodes, later requests; then a part has at least 256 tokens; 0: no limit but max_prompt_tokens",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Scheduling.FCFS.value,
-        description="scheduling policy: fcfs (first come, first served), priority (the clients'), or mlfq "
-        "(multi-level feedback queue, so that no short request waits behind a long one)",
+        description="scheduling policy: fcfs (first come, first served), priority (of requests), or mlfq (multi-level "
+        "feedback queue: short requests do not wait behind long ones)",
     )
     starve_limit_ms: float | None = Field(
         None,
         gt=0,
         allow_inf_nan=False,
-        description="with mlfq: wait after which a request is promoted; where unset 1,500 times a single decode",
+        description="with mlfq: milliseconds of waiting after which a request is promoted; default: 1,500 times a single "
+        "decode",
     )
     quantum_ratio: float = Field(
         2.0, gt=1, allow_inf_nan=False, description="with mlfq: quantum of each queue over that of the queue above"
     )
     profile: Path | None = Field(
         None,
-        description="cost profile as spotwise profile writes it, by which mlfq charges service and a simulated worker takes "
-        "its time; where unset a worker measures its own at a start, and a simulated one has a built-in one",
+        description="cost profile, a file of spotwise profile, for mlfq and for the times of a simulated worker; unset: a "
+        "worker measures its own, and a simulated one has a built-in one",
     )
     when_full: WhenFull | None = Field(
         None,
-        description="when no KV block is free: recompute (the lowest-ranked sequence is computed again), defer (newcomers "
-        "wait), reactive (it is swapped to the host) or proactive (swapped ahead of need); where unset proactive with mlfq, "
-        "else recompute",
+        description="what happens when no KV block is free: recompute (the lowest-ranked sequence is computed again), "
+        "defer (new sequences wait), reactive (the lowest-ranked sequence is swapped to the host) or "
+        "proactive (swapped ahead of need); default: proactive with mlfq, else recompute",
     )
     kv_host_bytes: int | None = Field(
         None,
         ge=0,
-        description="host memory for swapped KV; where unset an eighth of what is free at the start, divided by local_workers, "
-        "and no less than the KV cache; 0 swaps nothing",
+        description="bytes of host memory for swapped KV; 0: none is swapped; default: an eighth of the free memory at "
+        "the start, divided by local_workers, and at least the size of the KV cache",
     )
-    spare_slots: int = Field(2, ge=0, description="with proactive: so many new sequences find free blocks at least")
+    spare_slots: int = Field(
+        2, ge=0, description="with proactive: minimum number of new sequences for which blocks are kept free"
+    )
     burst_queues: int = Field(
-        2, ge=0, description="with proactive: and as many as there are requests in so many uppermost queues"
+        2,
+        ge=0,
+        description="with proactive: number of uppermost queues whose requests are counted; blocks are kept free for as "
+        "many new sequences",
     )
-    pool: Pool | None = Field(None, description="prompt, token or mixed; by default the one the service is named after")
+    pool: Pool | None = Field(
+        None, description="prompt, token or mixed; default: the pool that the service is named after"
+    )
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     link_encryption: LinkEncryption = Field(
         LinkEncryption.AUTO,
-        description="whether KV, weights and the exchange of groups are encrypted: auto (between hosts, where the mesh has a "
+        description="encryption of KV, weights and the exchange of groups: auto (between hosts, where the mesh has a "
         "secret), on or off",
     )
     push_timeout_s: float = Field(
-        10.0, gt=0, description="a KV hand-off that takes longer once its prompt is computed has failed"
+        10.0, gt=0, description="seconds from the end of a prompt's computation after which its KV hand-off has failed"
     )
     stop_grace_s: float = Field(
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="how long a worker drains itself at SIGTERM or SIGINT at most; a second one ends it; 0: it leaves at once",
+        description="maximum seconds in which a worker drains itself at SIGTERM or SIGINT; a second signal ends it; 0: it "
+        "leaves at once",
     )
-    stages: int = Field(1, ge=1, description="P: stages of the pipeline; with P x M above 1 the worker leads a group")
-    shards: int = Field(1, ge=1, description="M: shards of each stage, which must divide the model's KV heads")
+    stages: int = Field(1, ge=1, description="P: pipeline stages; with P x M above 1 the worker leads a group")
+    shards: int = Field(1, ge=1, description="M: shards of each stage; must divide the model's KV heads")
     reshapable: bool = Field(
         False,
-        description="a re-shape may make the worker's process part of another group; always so with P x M above 1",
+        description="a re-shape may make the worker's process part of another group; always true with P x M above 1",
     )
     group_exchange: GroupExchange = Field(
         GroupExchange.AUTO,
-        description="what a group's processes exchange activations through: memory that they share, tcp, or auto (memory where "
-        "all are on one machine); its leader's counts",
+        description="how a group's processes exchange activations: shared memory, tcp, or auto (shared memory where all "
+        "are on one machine); the leader's setting counts",
     )
     group_patience_s: float = Field(
         GROUP_PATIENCE_S,
         ge=0.2,
-        description="a process of a group that shows no sign of life for so long is lost; more where machines are overloaded",
+        description="seconds without a sign of life after which a process of a group counts as lost; raise it on "
+        "overloaded machines",
     )
     exchange_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="port where a process of a group takes the others' connections; 0 takes a free one",
+        description="port where a process of a group accepts the connections of the others; 0 takes a free one",
     )
     peer_weights: bool = Field(
         True,
-        description="a process of a group gets the weights that it lacks from others that have them, before it reads its "
-        "model folder",
+        description="a process of a group fetches missing weights from other processes before it reads its model folder",
     )
     weights_port: int = Field(
-        0, ge=0, le=65535, description="port where a process of a group gives weights to others; 0 takes a free one"
+        0, ge=0, le=65535, description="port where a process of a group serves weights to others; 0 takes a free one"
     )
     weight_buffer_bytes: int = Field(
         64 << 20,
         ge=1,
-        description="bytes of weights that a process has asked others for and that are not there yet, at most",
+        description="maximum bytes of weights that a process has requested from others and not yet received",
     )
     storage_bytes_per_s: float | None = Field(
         None,
         gt=0,
-        description="a process of a group reads its model folder no faster, where many share storage; where unset as fast as "
-        "it can",
+        description="maximum bytes a second that a process of a group reads from its model folder; unset: no limit",
     )
     kv_push: ConfiguredPushMode = Field(
         ConfiguredPushMode.AUTO,
-        description="when a prompt's KV leaves: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
+        description="when a prompt's KV is sent: serial (after its prefill), layerwise (during it), or auto (the cheaper)",
     )
     worker_metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the worker's metrics; 0 takes a free one, unset serves none"
+        None, ge=0, le=65535, description="port of the worker's metrics; 0 takes a free one; unset: none"
     )
 
     @model_validator(mode="after")

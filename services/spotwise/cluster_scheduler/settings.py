@@ -14,71 +14,85 @@ class SchedulerSettings(ServiceSettings):
     """Limits of requests, and how workers are chosen."""
 
     max_queued: int = Field(
-        1024, ge=0, description="queued requests at most; a new one more is rejected, one whose attempt was lost is not"
+        1024,
+        ge=0,
+        description="maximum queued requests; further new ones are rejected, those whose attempt was lost are not",
     )
     max_queue_s: float = Field(
         60.0,
         gt=0,
-        description="seconds that a new request waits for a worker with free capacity, at most; one whose attempt was lost "
-        "waits without bound",
+        description="maximum seconds that a new request waits for a worker with free capacity; no limit for one whose "
+        "attempt was lost",
     )
     max_passes: int = Field(
         16,
         ge=0,
-        description="how often requests may pass one of their priority for which no worker has enough free KV, on the worker "
-        "that it waits for; 0: the queue is strictly in order",
+        description="how many requests may pass one of their priority on the worker that it waits for, while no worker "
+        "has enough free KV for it; 0: strictly in order",
     )
     max_unready_s: float = Field(
         30.0,
         ge=0,
-        description="seconds that a request waits while no worker is ready, at most; 0: it is rejected at once",
+        description="maximum seconds that a request waits while no worker is ready; 0: it is rejected at once",
     )
     reservation_timeout_s: float = Field(2.0, gt=0)
-    lease_s: float = Field(3.0, gt=0, description="length of a KV reservation's lease")
+    lease_s: float = Field(3.0, gt=0, description="seconds of a KV reservation's lease")
 
     scheduler_lease_s: float = Field(
-        1.5, ge=0.3, le=30, description="silence of the active scheduler after which a standby takes over"
+        1.5, ge=0.3, le=30, description="seconds of silence of the active scheduler after which a standby takes over"
     )
     gateway_timeout_s: float = Field(
-        10.0, gt=0, description="silence after which a gateway counts as lost, and its requests are cancelled"
+        10.0,
+        gt=0,
+        description="seconds without a heartbeat after which a gateway counts as lost, and its requests are cancelled",
     )
 
     max_pending_prompt_tokens: int = Field(
-        8192, ge=0, description="a prompt queue in which a prompt waits spills over if it would be longer than this"
+        8192,
+        ge=0,
+        description="maximum prompt tokens in a prompt queue where a prompt waits; above it requests go to other pools",
     )
     max_remaining_tokens: int | None = Field(
         None,
         ge=0,
-        description="a token queue that is not empty spills over if it would be longer; None: memory decides",
+        description="maximum tokens in a token queue that is not empty; above it requests go to other pools; unset: only "
+        "memory counts",
     )
     decode_queue: DecodeQueue = Field(
         DecodeQueue.REMAINING_TOKENS,
-        description="what a decode adds to the queue of a worker for both phases: remaining_tokens, or one of sequences",
+        description="what a decode adds to the queue of a worker for both phases: remaining_tokens (their number), or "
+        "sequences (one)",
     )
-    break_even: bool = Field(True, description="both phases on one worker where splitting costs more than it saves")
+    break_even: bool = Field(
+        True, description="serve both phases on one worker where splitting costs more than it saves"
+    )
     repurpose_share: float = Field(
-        0.8, gt=0, le=1, description="share of a window of off-pool work after which a worker changes its home pool"
+        0.8, gt=0, le=1, description="share of off-pool work in a window after which a worker changes its home pool"
     )
     repurpose_window_s: float = Field(
-        120.0, ge=0, description="at most one worker changes its home pool in it; 0: none"
+        120.0,
+        ge=0,
+        description="seconds of the window, in which at most one worker changes its home pool; 0: none does",
     )
-    prefix_spans: int = Field(32_768, ge=0, description="prefixes of prompts remembered with their workers; 0: none")
+    prefix_spans: int = Field(
+        32_768, ge=0, description="maximum prompt prefixes that the scheduler remembers with their workers; 0: none"
+    )
     interruption_s: float = Field(
         10.0,
         ge=0,
         allow_inf_nan=False,
-        description="what an interruption costs a request, in seconds: where the fleet is reported, answers go to machines "
-        "that are likely to stay, and queue longer for it; 0: only queues count",
+        description="seconds that an interruption costs a request: where the fleet is reported, answers queue longer for "
+        "machines that are likely to stay; 0: only queues count",
     )
     token_s: float = Field(
         0.05,
         gt=0,
         allow_inf_nan=False,
-        description="seconds of an answer's token, until answers have ended that show it",
+        description="assumed seconds of an output token, until answers have ended",
     )
 
     scheduler_metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the scheduler's metrics; 0 takes a free one, unset serves none"
+        None, ge=0, le=65535, description="port of the scheduler's metrics; 0 takes a free one; unset: none"
     )
 
     @property

@@ -44,70 +44,70 @@ class GatewaySettings(ModelServiceSettings):
     api_keys: str = Field("", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY")
     api_keys_file: Path | None = Field(
         None,
-        description="file of further keys, a line each as spotwise keys hash prints it; private to its owner; with it every "
-        "client needs a key, also while it is empty",
+        description="file of further keys, one a line as spotwise keys hash prints it; readable by its owner only; with "
+        "it every client needs a key, even if it is empty",
     )
     allow_anonymous: bool | None = Field(
         None,
-        description="without any key, true admits every client, also from other machines; false admits none; where unset only "
-        "this machine's clients",
+        description="without any key: true admits every client, also from other machines; false admits none; unset: only "
+        "clients of this machine",
     )
     metrics_need_key: bool = Field(False, description="/metrics requires a key of the scope metrics")
-    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the API, which then speaks TLS alone")
-    tls_key: Path | None = Field(None, description="its private key (PEM), a file that only its owner reads")
+    tls_cert: Path | None = Field(None, description="certificate chain (PEM) of the API, which then speaks TLS only")
+    tls_key: Path | None = Field(None, description="private key (PEM) of the certificate; readable by its owner only")
     tls_client_ca: Path | None = Field(
-        None, description="certificates (PEM) of which each client must show one, or one that they signed"
+        None, description="certificates (PEM); each client must show one of them, or one that they signed"
     )
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="how long a gateway serves on after its first stop signal: /readyz is 503 then, so that load balancers "
-        "send new requests elsewhere",
+        description="seconds that a gateway still accepts requests after its first stop signal, while /readyz is 503, so "
+        "that load balancers remove it",
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="how long an idle connection stays open; longer than clients keep theirs (5 s in many), "
-        "or a request may hit the closing connection",
+        description="seconds that an idle connection stays open; set it above that of the clients (5 s in many), or a "
+        "request may meet a closing connection",
     )
     max_held_body_bytes: int = Field(
         128 << 20,
         ge=1024,
-        description="large request bodies read or waiting at the same time, in bytes, half of it for one key; above it the "
-        "client receives 503",
+        description="maximum bytes of large request bodies that are read or wait at the same time, half of it for one "
+        "key; above it clients receive 503",
     )
     max_connections: int = Field(
         4096,
         ge=1,
-        description="clients' connections at the same time; a further one takes the place of an idle one, or receives a 503",
+        description="maximum connections of clients; a further one replaces an idle one, or receives 503",
     )
-    max_header_bytes: int = Field(64 << 10, ge=1024, description="a request with longer headers is refused")
-    header_timeout_s: float = Field(10.0, gt=0, description="a request whose headers take longer is refused")
-    body_timeout_s: float = Field(60.0, gt=0, description="a request whose body takes longer is refused")
+    max_header_bytes: int = Field(64 << 10, ge=1024, description="maximum bytes of a request's headers")
+    header_timeout_s: float = Field(10.0, gt=0, description="maximum seconds for receiving a request's headers")
+    body_timeout_s: float = Field(60.0, gt=0, description="maximum seconds for receiving a request's body")
     write_timeout_s: float = Field(
-        60.0, gt=0, description="time after which a client that reads next to nothing is disconnected"
+        60.0, gt=0, description="seconds after which a client that reads next to nothing is disconnected"
     )
     max_answer_logprobs: int = Field(
         1_000_000,
         ge=1000,
-        description="log-probabilities that one answer may have, those of alternatives included; a request for more is refused",
+        description="maximum log-probabilities in one answer, alternatives included; a request for more is refused",
     )
     stream_keep_alive_s: float = Field(
         15.0,
         ge=0,
-        description="silence after which a stream gets a comment, which readers skip, so that no proxy cuts it; 0 sends none",
+        description="seconds without an event after which a stream gets a comment, so that no proxy cuts it; 0: none",
     )
     answer_grace_s: int = Field(
         2,
         ge=0,
-        description="how long answers under way have at SIGTERM or SIGINT to end; a second one ends them at once",
+        description="seconds that running answers have at SIGTERM or SIGINT to end; a second signal ends them at once",
     )
     max_unread_tokens: int = Field(
         512,
         ge=1,
-        description="tokens of a sequence that may wait for a client which reads slowly; with more its work is paused, and "
-        "it holds no KV until they are read",
+        description="tokens of a sequence that may wait for a slow client; above it the sequence is paused, and holds no "
+        "KV, until they are read",
     )
     cors_origins: str = Field(
         "",
@@ -115,85 +115,82 @@ class GatewaySettings(ModelServiceSettings):
         "empty for none",
     )
     default_max_tokens: int | None = Field(
-        None, ge=1, description="max_tokens of a chat request that has none; where unset the rest of the context"
+        None, ge=1, description="max_tokens of a chat request without one; unset: the rest of the context"
     )
     generation_config: Literal["none", "model"] = Field(
         "none",
-        description="sampling parameters of requests that give none: none (OpenAI's), or model (temperature, top_p, top_k, "
-        "min_p and repetition_penalty of the model's generation_config.json)",
+        description="sampling defaults: none (OpenAI's), or model (temperature, top_p, top_k, min_p and "
+        "repetition_penalty of the model's generation_config.json)",
     )
     model_aliases: str = Field(
         "",
-        description="comma-separated further names of the model and its adapters, each NAME=MODEL, that requests may give; "
-        "*=MODEL for any name that is not known",
+        description="comma-separated further names of the model and its adapters, each NAME=MODEL; *=MODEL for any "
+        "unknown name",
     )
     tool_parser: str = Field(
         AUTO,
-        description="how calls of tools are found in the model's text: auto (as its tokenizer or its chat template says), "
+        description="how tool calls are found in the model's text: auto (as its tokenizer or chat template says), "
         "none, " + ", ".join(TOOL_PARSERS[2:]) + ", or a file with a response template of transformers",
     )
     reasoning_parser: str = Field(
         AUTO,
-        description="how the model's reasoning is found in its text: auto (as its tokenizer or its chat template says), none, "
-        "or think (between <think> and </think>)",
+        description="how reasoning is found in the model's text: auto (as its tokenizer or chat template says), none, or "
+        "think (between <think> and </think>)",
     )
     control_tokens_in_text: ControlTokensInText = Field(
         "text",
-        description="what a control token of the model, such as its end of a turn, is in the messages and tools of a chat: "
-        "text like any other, or allow: what the tokenizer reads, so that clients can end turns and open some",
+        description="how control tokens in the messages and tools of a chat are read, such as the end of a turn: text (as "
+        "any other text), or allow (as control tokens, so that clients can end and open turns)",
     )
     embedding_pooling: Pooling | None = Field(
         None,
-        description="turns embeddings on, or changes them: last (the last token's hidden state) or mean (of all tokens'); "
-        "where unset they are as the model's folder says, in the layout of sentence-transformers",
+        description="turns embeddings on, or changes them: last (hidden state of the last token) or mean (of all tokens); "
+        "unset: as the model's folder says, in the layout of sentence-transformers",
     )
     embedding_matryoshka: bool = Field(
         False,
-        description="embeddings may be cut to any number of dimensions, though the model's config.json does not say so",
+        description="embeddings may be cut to any number of dimensions, even if the model's config.json does not say so",
     )
     least_priority: int = Field(
         LEAST_PRIORITY,
         ge=LEAST_PRIORITY,
         le=0,
-        description="the lowest priority, which is scheduled earliest, that clients may give; a lower one gets a 400",
+        description="lowest priority, which is scheduled earliest, that clients may give; a lower one gets a 400",
     )
     prefix_sharing: Literal["tenant", "mesh"] = Field(
         "tenant",
-        description="whose prompts share the KV of equal beginnings: tenant (those of keys of one name, and those without a "
+        description="which prompts share the KV of equal prefixes: tenant (those of keys of one name, and those without a "
         "name), or mesh (all)",
     )
     submit_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="how long a new request waits for a scheduler to accept it, also while a standby takes over; then the "
-        "client receives 503",
+        description="maximum seconds that a new request waits for a scheduler to accept it; then the client receives 503",
     )
     store_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="wait for the store to take a record; then the client receives 503",
+        description="maximum seconds that the store may take to accept a record; then the client receives 503",
     )
-    resume_s: float = Field(
-        30.0, ge=0, description="how long a resumable request goes on without its client, and waits for it"
-    )
+    resume_s: float = Field(30.0, ge=0, description="seconds that a resumable request continues without its client")
     answer_kept_s: float = Field(
-        600.0, ge=1, description="how long the answer of a resumable request is kept after its end"
+        600.0, ge=1, description="seconds that the answer of a resumable request is kept after its end"
     )
     responses_kept_s: float = Field(
         86_400.0,
         ge=0,
-        description="how long a response that is to be stored is stored, with its conversation; 0 stores none",
+        description="seconds that a stored response is kept, with its conversation; 0: none is stored",
     )
     recovery_s: float = Field(
         30.0,
         ge=0,
-        description="how long a lost attempt is retried before the client receives an error; time in which a scheduler or a "
-        "worker holds the next one does not count",
+        description="seconds that a lost attempt is retried before the client receives an error; time in which a "
+        "scheduler or worker holds the next attempt does not count",
     )
     stall_s: float = Field(
         600.0,
         gt=0,
-        description="time without tokens after which an attempt counts as lost; more than requests wait in a mesh that is full",
+        description="seconds without tokens after which an attempt counts as lost; set it above the wait in a full mesh",
     )
 
     @field_validator("cors_origins")

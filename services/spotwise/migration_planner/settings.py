@@ -18,56 +18,61 @@ class PlannerSettings(ServiceSettings):
 
     moves: bool = Field(
         True,
-        description="move the requests of workers that leave; without, these finish them or give them back at the deadline",
+        description="move the requests of workers that leave; false: the workers finish them, or give them back at the "
+        "deadline",
     )
     rebalances: bool = Field(
         True, description="also move requests away from a worker that runs out of KV blocks, or left the token pool"
     )
     move_margin_s: float = Field(
-        1.0, ge=0, le=30, description="kept free before a worker's deadline, at most a quarter of its notice"
+        1.0,
+        ge=0,
+        le=30,
+        description="seconds between the end of the moves and a worker's deadline, at most a quarter of its notice",
     )
     planner_lease_s: float = Field(
-        1.5, ge=0.3, le=30, description="silence of the planner after which another one takes over"
+        1.5, ge=0.3, le=30, description="seconds of silence of the active planner after which a standby takes over"
     )
     form_s: float = Field(
-        60.0, gt=0, le=3600, description="a re-shape whose new groups do not serve after so many seconds is abandoned"
+        60.0, gt=0, le=3600, description="seconds after which a re-shape whose new groups do not serve is abandoned"
     )
     reshape_drain_s: float = Field(
         120.0,
         gt=0,
         le=3600,
-        description="requests that have not left a group that retires after so long are computed again",
+        description="seconds after which requests that have not left a retiring group are computed again",
     )
     replace_after_s: float = Field(
         30.0,
         gt=0,
         le=3600,
-        description="a device that is absent for so many seconds is replaced in its groups; longer than a restart takes",
+        description="seconds of absence after which a device is replaced in its groups; set it above the time of a "
+        "restart",
     )
     fleet_file: Path | None = Field(
-        None, description="fleet file: which machines the mesh may buy, for how much; unset buys none"
+        None, description="fleet file: which machines the mesh may buy, and for how much; unset: none"
     )
-    budget_per_h: float | None = Field(None, gt=0, description="dollars an hour that no order exceeds; unset: no limit")
-    on_demand_floor: int = Field(0, ge=0, description="on-demand instances that serve, at least")
+    budget_per_h: float | None = Field(None, gt=0, description="maximum dollars an hour; unset: no limit")
+    on_demand_floor: int = Field(0, ge=0, description="minimum on-demand instances that serve")
     spare_instances: int = Field(1, ge=0, description="instances held beside those that serve")
     latency_target_s: float | None = Field(
         None,
         ge=0,
-        description="seconds of a request that are fast enough; 0: as few as can be, and a quarter; unset: twice those of a "
-        "request without load on the fewest instances",
+        description="seconds of a request that are fast enough; 0: at most a quarter more than the fastest fleet; unset: "
+        "twice those of a request without load on the fewest instances",
     )
-    load_headroom: float = Field(1.2, gt=0, description="the measured load is multiplied with it")
+    load_headroom: float = Field(1.2, gt=0, description="factor on the measured load")
     hold_s: float = Field(
         30.0,
         ge=0,
-        description="for so long a cheaper or faster configuration must be better before it is taken, and so long a surplus "
-        "lasts before it is given back",
+        description="seconds that a cheaper or faster configuration must stay better before it is taken, and that a "
+        "surplus lasts before it is given back",
     )
     release_notice_s: float = Field(
-        120.0, ge=0, description="seconds in which devices leave an instance that is given back, at most"
+        120.0, ge=0, description="maximum seconds in which devices leave an instance that is given back"
     )
     planner_metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one, unset serves none"
+        None, ge=0, le=65535, description="port of the planner's metrics; 0 takes a free one; unset: none"
     )
 
     @field_validator("fleet_file")

@@ -28,8 +28,7 @@ class SpotWatcherSettings(ServiceSettings):
     watched_workers: str = Field(
         "",
         pattern=r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$",
-        description="ids of the workers and devices on this machine, separated by commas; where empty those with this "
-        "host's name",
+        description="comma-separated ids of the workers and devices on this machine; default: those with this host's name",
     )
     metadata_url: str = Field(
         "http://169.254.169.254", pattern=r"^https?://", description="metadata service of aws, gcp and azure"
@@ -38,42 +37,43 @@ class SpotWatcherSettings(ServiceSettings):
         None,
         gt=0,
         le=5,
-        description="seconds between two queries; where unset 2 for aws and kubernetes, 1 for azure, and 1 for gcp, "
-        "whose answers come when there is news",
+        description="seconds between two queries; default: 2 for aws and kubernetes, 1 for azure and gcp",
     )
     cloud_backoff_s: float = Field(
-        10.0, gt=0, le=30, description="seconds between two queries of metadata that cannot be read, at most"
+        10.0, gt=0, le=30, description="maximum seconds between two queries of unreadable metadata"
     )
     cloud_timeout_s: float = Field(
-        2.0, gt=0, le=30, description="time limit of an answer; 30 s more for one that waits for news"
+        2.0, gt=0, le=30, description="maximum seconds of an answer; 30 s more for one that waits for news"
     )
     azure_vm_name: str | None = Field(
         None,
         min_length=1,
-        description="name of this machine in azure's events; where unset the watcher queries its metadata",
+        description="name of this machine in azure's events; default: from its metadata",
     )
     azure_acknowledge: bool = Field(
         True,
-        description="once the last worker has left, acknowledge the event: azure may take the machine before the deadline",
+        description="acknowledge the event once the last worker has left; azure may take the machine before the deadline",
     )
     node_name: str = Field(
         "", validate_default=True, description="node of kubernetes whose taints count; required with kubernetes"
     )
-    node_grace_s: float = Field(30.0, gt=0, description="how long a node of kubernetes lasts from its taint on")
+    node_grace_s: float = Field(30.0, gt=0, description="seconds from the taint of a kubernetes node to its end")
     kubernetes_url: str = Field(
         "",
         pattern=r"^(https?://.*)?$",
         validate_default=True,
-        description="API server of kubernetes; where empty the one that a pod's environment names",
+        description="API server of kubernetes; default: the one in a pod's environment",
     )
     kubernetes_token_file: Path = Field(_SERVICE_ACCOUNT / "token", description="token of the service account")
-    kubernetes_ca_file: Path = Field(_SERVICE_ACCOUNT / "ca.crt", description="certificates that the API server shows")
+    kubernetes_ca_file: Path = Field(
+        _SERVICE_ACCOUNT / "ca.crt", description="certificates of the API server's authority"
+    )
     metrics_port: int | None = Field(
-        None, ge=0, le=65535, description="port of the watcher's metrics; 0 takes a free one, unset serves none"
+        None, ge=0, le=65535, description="port of the watcher's metrics; 0 takes a free one; unset: none"
     )
 
     fleet_file: Path | None = Field(
-        None, description="fleet file: which machines the mesh may buy, for how much; unset buys none"
+        None, description="fleet file: which machines the mesh may buy, and for how much; unset: none"
     )
     fleet_mesh: str = Field(
         "default",
@@ -81,41 +81,42 @@ class SpotWatcherSettings(ServiceSettings):
         description="name of the mesh, by which a provider knows its instances",
     )
     fleet_folder: Path | None = Field(
-        None, description="state and logs of local instances; where unset ~/.local/state/spotwise/fleet"
+        None, description="state and logs of local instances; default: ~/.local/state/spotwise/fleet"
     )
     fleet_supervisor: str = Field(
         "",
         pattern=r"^([0-9]+:[0-9]+)?$",
-        description="process with which local instances end, however it does: its pid and its start in clock ticks "
-        "(field 22 of /proc/PID/stat), PID:START; where empty they go on until they are given back",
+        description="process with which local instances end: its pid and its start in clock ticks (field 22 of "
+        "/proc/PID/stat), PID:START; unset: they continue until they are given back",
     )
     fleet_list_s: float | None = Field(
         None,
         gt=0,
         le=300,
-        description="seconds between two listings of the instances; where unset 1 for local, 10 for aws",
+        description="seconds between two listings of the instances; default: 1 for local, 10 for aws",
     )
     fleet_command: str = Field(
         "",
-        description="JSON list: program and arguments of local instances whose type has none; where empty devices of groups",
+        description="JSON list: program and arguments of local instances whose type has none; default: devices of groups",
     )
     fleet_nats_url: str | None = Field(
-        None, description="broker with the user of local instances; where unset the watcher's own SPOTWISE_NATS_URL"
+        None, description="broker with the user of local instances; default: the watcher's SPOTWISE_NATS_URL"
     )
     fleet_redis_url: str | None = Field(
-        None, description="store with the user of local instances; where unset the watcher's own SPOTWISE_REDIS_URL"
+        None, description="store with the user of local instances; default: the watcher's SPOTWISE_REDIS_URL"
     )
     fleet_trace: Path | None = Field(
-        None, description="trace of spot instances by which local ones come and go; unset takes none away"
+        None, description="trace of spot instances by which local ones come and go; unset: none is taken away"
     )
-    fleet_compress: float = Field(1.0, gt=0, description="seconds of the trace that pass in a second")
+    fleet_compress: float = Field(1.0, gt=0, description="seconds of the trace in one real second")
     fleet_grace_s: float | None = Field(
-        None, ge=0, description="seconds of notice before the trace takes an instance; where unset the fleet file's"
+        None, ge=0, description="seconds of notice before the trace takes an instance; default: the fleet file's"
     )
 
     fleet_reaction: TraceEffect = Field(
         TraceEffect.NOTICE,
-        description="what the trace's events do; for comparisons, no_notice ends instances at once, restart all of them",
+        description="for comparisons, what the trace's events do: notice, no_notice (instances end at once) or restart "
+        "(all instances end)",
     )
 
     @field_validator("fleet_command")

@@ -35,15 +35,15 @@ class ServiceSettings(BaseSettings):
         default_factory=_host_and_process,
         min_length=1,
         pattern=r"^[A-Za-z0-9_-]+$",
-        description="unique id of this member; host and process by default",
+        description="unique id of this member; default: host and process",
     )
     nats_url: str = "nats://127.0.0.1:4222"
     redis_url: str = "redis://127.0.0.1:6379/0"
     store_bytes: int = Field(
         DEFAULT_STORE_BYTES,
         ge=1 << 20,
-        description="room in the store for all that is kept for a while (records, ledgers, requests with their answers, stored "
-        "responses), in bytes, of all gateways together; the same for all members, and well below Redis' maxmemory",
+        description="bytes of the store's budget for records, ledgers, requests with their answers and stored responses "
+        "of all gateways; the same for all members, well below Redis' maxmemory",
     )
     bind_host: str = Field(
         "127.0.0.1",
@@ -52,7 +52,7 @@ class ServiceSettings(BaseSettings):
     )
     advertise_host: str | None = Field(
         None,
-        description="address that peers use; by default bind_host, or the host's name where that is 0.0.0.0 or ::",
+        description="address that peers use; default: bind_host, or the host's name where that is 0.0.0.0 or ::",
     )
     mesh_secret_file: Path | None = Field(
         None,
@@ -61,23 +61,23 @@ class ServiceSettings(BaseSettings):
     )
     tls_dir: Path | None = Field(
         None,
-        description="folder with ca.crt, tls.crt and tls.key, for gRPC and for the schemes tls:// and rediss://; unset: gRPC "
-        "in the clear, for one machine or a network of its own",
+        description="folder with ca.crt, tls.crt and tls.key, for gRPC and for the schemes tls:// and rediss://; unset: "
+        "gRPC is unencrypted",
     )
     grpc_port: int = Field(0, ge=0, le=65535, description="port of health and control; 0 takes a free one")
     heartbeat_s: float = Field(0.25, gt=0)
-    member_timeout_s: float = Field(2.0, gt=0, description="silence after which a member counts as lost")
+    member_timeout_s: float = Field(
+        2.0, gt=0, description="seconds without a heartbeat after which a member counts as lost"
+    )
     stuck_after_s: float = Field(
         30.0,
         ge=0,
-        description="seconds without progress of a process's event loop, or four times as many of its messages and periodic "
-        "work, after which it ends itself with status 70, to be started anew; 0: never",
+        description="seconds without progress of the event loop after which the process exits with status 70, to be "
+        "restarted; four times as many for a message or periodic work; 0: never",
     )
-    pulse_file: Path | None = Field(
-        None, description="file to touch twice a second while the event loop goes round; unset touches none"
-    )
+    pulse_file: Path | None = Field(None, description="file that the event loop touches twice a second; unset: none")
     journal: Path | None = Field(
-        None, description="folder for journals: the events that a member received and its decisions; unset writes none"
+        None, description="folder for journals of the events that a member received and its decisions; unset: none"
     )
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
@@ -135,7 +135,7 @@ class ModelServiceSettings(ServiceSettings):
     """Settings of a service that depends on the model."""
 
     model_dir: Path = Field(description="Hugging Face folder of the model")
-    model_name: str = Field("", description="model name in requests; the folder's name where empty")
+    model_name: str = Field("", description="model name in requests; default: the folder's name")
     adapters: str = Field(
         "",
         description="comma-separated LoRA adapters, each NAME=FOLDER, that requests may name as their model; the same for "

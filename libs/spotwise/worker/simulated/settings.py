@@ -23,14 +23,14 @@ class SimulatedWorkerSettings(WorkerSettings):
     members: str = Field(
         "",
         pattern=r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$",
-        description="ids of the simulated workers of this process, separated by commas; where empty one, with the service's id",
+        description="comma-separated ids of the simulated workers of this process; default: one, with the service's id",
     )
     speed: float = Field(
-        1.0, gt=0, allow_inf_nan=False, description="speed of a simulated worker over that of its profile"
+        1.0, gt=0, allow_inf_nan=False, description="speed of a simulated worker relative to its profile"
     )
     simulated_kv: Literal["timed", "real"] = Field(
         "timed",
-        description="hand-offs of simulated workers: timed takes the profile's time, real pushes bytes by UCX",
+        description="hand-offs of simulated workers: timed (take the profile's time) or real (push bytes over UCX)",
     )
 
     @model_validator(mode="after")

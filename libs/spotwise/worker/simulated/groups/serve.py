@@ -41,10 +41,12 @@ class SimulatedDeviceSettings(SimulatedWorkerSettings):
     groups: str = Field(
         "",
         pattern=_IDS,
-        description="ids of workers, separated by commas, that are groups of simulated devices of this process from its start",
+        description="comma-separated ids of workers that are groups of simulated devices of this process from its start",
     )
     spares: str = Field(
-        "", pattern=_IDS, description="ids of further simulated devices of this process, which wait for a re-shape"
+        "",
+        pattern=_IDS,
+        description="comma-separated ids of further simulated devices of this process, which wait for a re-shape",
     )
 
     @property
