@@ -1,4 +1,4 @@
-"""`spotwise bench policy`: one schedule under several scheduling policies, each on a mesh of its own.
+"""`spotwise bench dev policy`: one schedule under several scheduling policies, each on a mesh of its own.
 
 Lengths have heavy tails and arrivals come in bursts, at a rate slightly beyond the mesh's capacity; every policy gets the same
 requests at the same times, in alternating order. Capacity is measured first, under the first policy, by a storm of similar

@@ -1,4 +1,4 @@
-"""Compares this engine's greedy tokens with those of `transformers`.
+"""Compares the engine's greedy tokens with those of `transformers`.
 
 Both sides score the same text at every position, so that one difference does not count for all tokens after it. In float32
 they agree everywhere; in bfloat16 products are rounded in another order, and near ties may differ.

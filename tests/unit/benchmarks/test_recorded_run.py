@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from spotwise.benchmarks.recorded import RequestTimes
+from spotwise.benchmarks.recorded_run import recorded_cluster, times_of
 from spotwise.benchmarks.simulator import compared
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import mesh as m
 from spotwise.core.scheduler.policy import PoolPolicy
@@ -20,7 +21,6 @@ from spotwise.mesh.replay.journal_replay import find_journals
 from spotwise.mesh.replay.recorded_requests import RecordedRequest
 from spotwise.mesh.service.journal import make_role
 from spotwise.mesh.service.role_loop import RoleLoop
-from spotwise.simulator.runs.recorded import RequestTimes
 from tests.fakes.memory import FakeClock
 
 POLICY = WorkerPolicy(max_stall_s=0.06)

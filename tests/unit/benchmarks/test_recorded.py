@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.benchmarks.recorded import RecordedCluster, arrivals_of, simulate_recorded
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.runs.recorded import RecordedCluster, arrivals_of, simulate_recorded
 
 PROFILE = CostProfile("tiny", LinearIterationCost(0.01, 0.001, 0.0, 0.002, 0.0), LinkCost(0.05, 1e6), 1000, 4096, 0.003)
 

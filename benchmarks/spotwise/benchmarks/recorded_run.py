@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from pydantic import TypeAdapter, ValidationError
 
+from spotwise.benchmarks.recorded import RecordedCluster, RequestTimes
 from spotwise.cli.errors import CommandError
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
@@ -14,7 +15,6 @@ from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.mesh.replay.journal_replay import RecordedRole
 from spotwise.mesh.replay.recorded_requests import RecordedRequest
-from spotwise.simulator.runs.recorded import RecordedCluster, RequestTimes
 
 
 def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from spotwise.cli.bench.contention import Contention, CoreUse, contention_lines
+from spotwise.benchmarks.contention import Contention, CoreUse, contention_lines
 
 BEFORE = CoreUse(100.0, 2, 50.0, 1.0, 0.5, {(1, 0.0): 10.0, (2, 5.0): 4.0})
 

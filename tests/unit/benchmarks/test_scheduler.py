@@ -61,7 +61,7 @@ def test_with_lives_some_requests_pass_over_a_shorter_queue() -> None:
 
 def test_the_command_prints_figures_and_targets(spotwise: CommandLine) -> None:
     """Both runs, and the bound that decisions are held against."""
-    ended = spotwise("bench", "scheduler", "--quick")
+    ended = spotwise("bench", "dev", "scheduler", "--quick")
     assert ended.status == 0, ended.stderr
     for name in ("with room: decision p50", "full: decision p99", "<= 1x"):
         assert name in ended.stdout
@@ -70,7 +70,7 @@ def test_the_command_prints_figures_and_targets(spotwise: CommandLine) -> None:
 
 def test_the_command_repeats_each_run_with_lives(spotwise: CommandLine) -> None:
     """By an option."""
-    ended = spotwise("bench", "scheduler", "--quick", "--lives")
+    ended = spotwise("bench", "dev", "scheduler", "--quick", "--lives")
     assert ended.status == 0, ended.stderr
     for name in ("with room, by life: decision p50", "full, by life: report of the fleet p50"):
         assert name in ended.stdout
