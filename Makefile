@@ -68,10 +68,10 @@ down: ## Stop what `make up ARGS=--detach` started
 	@$(BIN)/spotwise down $(ARGS)
 
 check: $(READY) proto-check ## Formatting, lint, plain English, types, import contracts, generated code
-	$(BIN)/ruff format --check libs services benchmarks tests
-	$(BIN)/ruff check libs services benchmarks tests
+	$(BIN)/ruff format --check libs services benchmarks studies tests
+	$(BIN)/ruff check libs services benchmarks studies tests
 	$(BIN)/python scripts/plain_english.py
-	$(BIN)/mypy libs services benchmarks tests
+	$(BIN)/mypy libs services benchmarks studies tests
 	$(BIN)/lint-imports
 
 # In a copy: the check must not touch the files that it compares with.
@@ -170,7 +170,7 @@ bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is i
 
 clean: ## Remove caches and build outputs
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache .coverage dist build $(NATIVE)/_build $(KERNELS) $(SIMULATOR)/_build
-	find libs services benchmarks tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find libs services benchmarks studies tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
 distclean: clean ## Remove .venv as well
 	rm -rf .venv

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-SOURCES = ("libs", "services", "benchmarks", "scripts")
+SOURCES = ("libs", "services", "benchmarks", "studies", "scripts")
 CORE = "libs/spotwise/core/"
 LAW_LINES = 6
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, Gemma2Config, GPT2Config, LlamaConfig, MistralConfig, MixtralConfig
 
+from spotwise.benchmarks.engine_agreement import compare
 from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.agreement import compare
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.loading import EngineConfig

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.engine import agreement
-from spotwise.engine.agreement import Agreement, compare
+from spotwise.benchmarks import engine_agreement
+from spotwise.benchmarks.engine_agreement import Agreement, compare
 from spotwise.engine.model.loading import EngineConfig
 from tests.unit.engine.tiny_models import llama_config, save_model
 
@@ -32,12 +32,12 @@ def test_in_float32_everything_agrees(folder: Path) -> None:
 
 def test_a_difference_is_counted_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A reference that answers with another token at one position differs there, and in its text."""
-    original = agreement._continued
+    original = engine_agreement._continued
 
     def with_an_error(reference: object, prompt: list[int], new_tokens: int) -> list[int]:
         text = original(reference, prompt, new_tokens)
         return [*text[:-1], (text[-1] + 1) % 200]
 
-    monkeypatch.setattr(agreement, "_continued", with_an_error)
+    monkeypatch.setattr(engine_agreement, "_continued", with_an_error)
     config = EngineConfig(folder, "float32", "cpu", 4 << 20, threads=1)
     assert list(compare(config, PROMPTS[:1], 8)) == [Agreement(8, 7, 0, 1)]

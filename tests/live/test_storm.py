@@ -17,7 +17,7 @@ def test_a_storm_stays_within_its_budget_and_gives_everything_back(mesh: LiveMes
     """More requests at once than the workers have blocks for: all are answered, and at the end every block is free."""
     path = tmp_path / "memory.json"
     shape = ("--requests", "100", "--input-tokens", "64", "--output-tokens", "8", "--name", "default")
-    done = mesh.command("bench", "memory", *shape, "--json", str(path))
+    done = mesh.command("bench", "dev", "memory", *shape, "--json", str(path))
     assert done.returncode == 0, done.stdout + done.stderr
     rows = {row["name"]: row for row in json.loads(path.read_text())["rows"]}
     assert rows["requests answered"]["ours"] == 100

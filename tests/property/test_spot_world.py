@@ -15,7 +15,6 @@ from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import (
-    ABLATION,
     REPARALLELIZATION,
     REROUTING,
     SPOTSERVE,
@@ -23,6 +22,7 @@ from spotwise.simulator.spotserve.systems import (
     SpotSurroundings,
     SpotSystem,
 )
+from spotwise.studies.spotserve.studies import ABLATION
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 
 #: Machines that stay at the end: enough for one pipeline, whatever happened before.

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-SOURCES = ("libs", "services", "benchmarks")
+SOURCES = ("libs", "services", "benchmarks", "studies")
 
 
 def modules(*roots: str) -> Iterator[tuple[str, ast.Module]]:

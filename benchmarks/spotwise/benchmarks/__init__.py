@@ -1,1 +1,1 @@
-"""The developers' benchmarks: commands of `spotwise bench` in a checkout, not part of the wheel."""
+"""Benchmarks of a checkout, not part of the wheel: commands of `spotwise bench`, those for developers in its group `dev`."""

@@ -1,4 +1,4 @@
-"""`spotwise bench adapters`: what adapters cost: streams with one, with several and with none, in turns, on one mesh."""
+"""`spotwise bench dev adapters`: what adapters cost: streams with one, with several and with none, in turns, on one mesh."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`spotwise bench agreement`: the engine's greedy tokens against those of `transformers`, by number format."""
+"""`spotwise bench dev agreement`: the engine's greedy tokens against those of `transformers`, by number format."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def agreement(
     json: Annotated[Path | None, typer.Option("--json", help="Write the result there.")] = None,
 ) -> None:
     """Count how often the engine and transformers agree on the likeliest token, in float32 and in bfloat16."""
-    from spotwise.engine.agreement import Agreement, compare
+    from spotwise.benchmarks.engine_agreement import Agreement, compare
     from spotwise.engine.model.loading import EngineConfig
 
     require_writable(json)

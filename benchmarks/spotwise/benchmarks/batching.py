@@ -1,4 +1,4 @@
-"""`spotwise bench batching`: iteration-level against request-level batches on Orca's workload, on live meshes.
+"""`spotwise bench dev batching`: iteration-level against request-level batches on Orca's workload, on live meshes.
 
 Every server gets the same schedules, is empty before the next rate, and runs alone, after a probe of its batching policy.
 """

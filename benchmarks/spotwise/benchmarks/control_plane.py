@@ -1,4 +1,4 @@
-"""`spotwise bench control-plane`: the mesh without a model, at a scale that no model allows on one machine.
+"""`spotwise bench dev control-plane`: the mesh without a model, at a scale that no model allows on one machine.
 
 Workers are simulated; gateway, scheduler, broker, store and every message are real. Four loads, each on a mesh of its own:
 tokens through one prompt and one token worker at full speed, for CPU time per token; many workers and streams at the pace of

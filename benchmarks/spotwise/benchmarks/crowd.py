@@ -1,4 +1,4 @@
-"""`spotwise bench crowd`: many streams through one gateway: alone, beside bad clients, and while workers die.
+"""`spotwise bench dev crowd`: many streams through one gateway: alone, beside bad clients, and while workers die.
 
 Workers are simulated, so that streams and not tokens are the load. All situations happen to one mesh, in turn; the streams that
 are measured are the same in each.

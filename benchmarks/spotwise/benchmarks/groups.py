@@ -1,4 +1,4 @@
-"""`spotwise bench groups`: workers of several processes beside one process, and what the loss of each process costs.
+"""`spotwise bench dev groups`: workers of several processes beside one process, and what the loss of each process costs.
 
 Every shape has a mesh of its own, of one worker that computes both phases, and the same load on the same cores. A shape's
 bubble share is the part of its processes' time in which they had nothing to compute: no iteration, or none of the stage before.

@@ -1,4 +1,4 @@
-"""`spotwise bench groups-at-scale`: what changes of many groups cost the planner, and what streams see of them.
+"""`spotwise bench dev groups-at-scale`: what changes of many groups cost the planner, and what streams see of them.
 
 The groups are simulated: every device and worker is a member of the mesh, every message and every move of a request is real,
 and only computing, weights and KV bytes are not. Four changes, one after the other, each under streams of its own: one group

@@ -1,4 +1,4 @@
-"""Requests in bursts, most of them short, a few very long; drawn as for simulations (`simulator/fastserve/job_sizes.py`).
+"""Requests in bursts, most of them short, a few very long; drawn as for simulations (`studies/fastserve/job_sizes.py`).
 
 As in `arrivals.py` the same seed gives the same schedule, and another rate the same requests at other times.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.simulator.fastserve.job_sizes import ZipfSizes, gamma_arrivals
+from spotwise.studies.fastserve.job_sizes import ZipfSizes, gamma_arrivals
 
 
 def bursts(count: int, rate: float, cv: float, seed: int, sizes: ZipfSizes) -> list[TimedRequest]:

@@ -1,4 +1,4 @@
-"""`spotwise bench large-model`: a model larger than the memory limit of any process, served by several, each with that limit.
+"""`spotwise bench dev large-model`: a model larger than any process's memory limit, served by several, each with that limit.
 
 The model is a Llama with random weights and the default model's tokenizer. The same prompts go to one process without a limit,
 to the group, and to one process with the limit. That one either is ended by the limit, or computes with weights that the kernel

@@ -1,4 +1,4 @@
-"""`spotwise bench memory`: the workers' memory in a storm of requests.
+"""`spotwise bench dev memory`: the workers' memory in a storm of requests.
 
 KV use is each worker's own report, sampled during the storm; its budget is its report at rest.
 """

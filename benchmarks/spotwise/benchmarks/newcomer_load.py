@@ -14,6 +14,7 @@ from enum import StrEnum
 from functools import partial
 from typing import Any
 
+from spotwise.benchmarks.contention import CoreUse
 from spotwise.cli.bench.completion import (
     Answer,
     http_errors_as_command_errors,
@@ -21,7 +22,6 @@ from spotwise.cli.bench.completion import (
     random_prompt,
     stream_completion,
 )
-from spotwise.cli.bench.contention import CoreUse
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 

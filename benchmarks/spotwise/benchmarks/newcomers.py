@@ -1,4 +1,4 @@
-"""`spotwise bench newcomers`: what a short prompt waits beside a long one, on a default mesh and on vLLM.
+"""`spotwise bench dev newcomers`: what a short prompt waits beside a long one, on a default mesh and on vLLM.
 
 One side's server runs at a time, in alternating order, with the same weights, cores and prompts.
 """
@@ -18,11 +18,11 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from spotwise.benchmarks.contention import CoreUse, contention_lines
 from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation, measure_newcomers
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
 from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm
-from spotwise.cli.bench.contention import CoreUse, contention_lines
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments

@@ -1,4 +1,4 @@
-"""`spotwise bench planning`: the time to choose a configuration, to map devices to it, and to plan the migration.
+"""`spotwise bench dev planning`: the time to choose a configuration, to map devices to it, and to plan the migration.
 
 Runs the planning functions alone in this process, on fleets of many devices; times are this thread's processor time, so that
 other programs do not count, and the median of several rounds.

@@ -1,4 +1,4 @@
-"""`spotwise bench policy`: one schedule under several scheduling policies, each on a mesh of its own.
+"""`spotwise bench dev policy`: one schedule under several scheduling policies, each on a mesh of its own.
 
 Lengths have heavy tails and arrivals come in bursts, at a rate slightly beyond the mesh's capacity; every policy gets the same
 requests at the same times, in alternating order. Capacity is measured first, under the first policy, by a storm of similar
@@ -28,7 +28,7 @@ from spotwise.cli.bench.report import ReportRow, Target, environment, report_con
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.core.percentile import percentile
-from spotwise.simulator.fastserve.job_sizes import ZipfSizes
+from spotwise.studies.fastserve.job_sizes import ZipfSizes
 
 _WHILE_THEY_COME = "output tokens/s while requests come"
 _TARGETS = {"mean JCT, s": Target(at_most=0.5), _WHILE_THEY_COME: Target(at_least=0.97)}

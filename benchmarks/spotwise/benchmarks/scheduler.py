@@ -1,4 +1,4 @@
-"""`spotwise bench scheduler`: the cost of a cluster scheduler's decision, and whether its memory stays flat.
+"""`spotwise bench dev scheduler`: the cost of a cluster scheduler's decision, and whether its memory stays flat.
 
 Runs the real role alone in this process: no broker, no store, no workers but their reports. A decision is a submission, or the
 heartbeat that places a waiting request; each event is timed by itself, in this thread's processor time, so that other programs

@@ -20,13 +20,14 @@ import uvloop
 
 from spotwise.benchmarks.arrivals import UniformSizes, poisson_arrivals, storm
 from spotwise.benchmarks.batching import parse_rates
+from spotwise.benchmarks.contention import Contention, CoreUse, contention_lines
 from spotwise.benchmarks.open_loop import failures, run_open_loop
-from spotwise.cli.bench.contention import Contention, CoreUse, contention_lines
+from spotwise.benchmarks.recorded import RequestTimes, arrivals_of, simulate_recorded
+from spotwise.benchmarks.recorded_run import recorded_cluster, times_of
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.launch.recorded_run import recorded_cluster, times_of
 from spotwise.cli.profile import fitted_profile
 from spotwise.cli.profile_files import extrapolation_document, extrapolation_lines
 from spotwise.cli.profile_run import measure_costs, profile_steps
@@ -35,7 +36,6 @@ from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.replay.recorded_requests import recorded_requests
-from spotwise.simulator.runs.recorded import RequestTimes, arrivals_of, simulate_recorded
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4

@@ -1,4 +1,4 @@
-"""`spotwise bench simulator-speed`: simulated requests per second of processor time, beside the published simulator's.
+"""`spotwise bench dev simulator-speed`: simulated requests per second of processor time, beside the published simulator's.
 
 Each case is a cluster near its limit, for two minutes of arrivals as the published simulator was timed on: it takes 52 to 115 s
 for 17,000 requests on 40 to 51 machines. Processor time is this process's own, so that other programs count little. Runs are

@@ -1,4 +1,4 @@
-"""`spotwise bench structured`: what a schema costs: streams with one and without, in turns, on one mesh."""
+"""`spotwise bench dev structured`: what a schema costs: streams with one and without, in turns, on one mesh."""
 
 from __future__ import annotations
 

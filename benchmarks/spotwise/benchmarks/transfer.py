@@ -1,4 +1,4 @@
-"""`spotwise bench transfer`: the time that a hand-off adds to a prompt, by its length, and the bandwidth.
+"""`spotwise bench dev transfer`: the time that a hand-off adds to a prompt, by its length, and the bandwidth.
 
 All modes get the same prompts, each on a mesh of its own, one mesh at a time, in rounds of alternating order; bandwidth is
 compared within one round.

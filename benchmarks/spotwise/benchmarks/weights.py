@@ -1,4 +1,4 @@
-"""`spotwise bench weights`: a device's weights from another one, beside raw messages and beside storage.
+"""`spotwise bench dev weights`: a device's weights from another one, beside raw messages and beside storage.
 
 A giving process has a model of random weights. Receiving processes, one after the other and each a new one, get all of it: as
 devices do; by the same messages at once, without checksums and without account; and from the model's folder, throttled as a

@@ -1,4 +1,4 @@
-"""Shapes and lost processes as `bench groups` reads and reports them."""
+"""Shapes and lost processes as `bench dev groups` reads and reports them."""
 
 from __future__ import annotations
 

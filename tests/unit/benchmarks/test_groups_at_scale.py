@@ -1,4 +1,4 @@
-"""What `spotwise bench groups-at-scale` reports of a change, and how it reads the planner's counts."""
+"""What `spotwise bench dev groups-at-scale` reports of a change, and how it reads the planner's counts."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spotwise.benchmarks.heavy_tails import all_at_once, bursts
-from spotwise.simulator.fastserve.job_sizes import ZipfSizes
+from spotwise.studies.fastserve.job_sizes import ZipfSizes
 
 SIZES = ZipfSizes(64, 512, 1.5)
 

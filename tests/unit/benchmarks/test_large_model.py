@@ -1,4 +1,4 @@
-"""What `bench large-model` refuses and counts, and the limits that it sets."""
+"""What `bench dev large-model` refuses and counts, and the limits that it sets."""
 
 from __future__ import annotations
 

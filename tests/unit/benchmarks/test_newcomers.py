@@ -17,10 +17,10 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from spotwise.benchmarks import newcomer_load, newcomers
+from spotwise.benchmarks.contention import CoreUse
 from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation, measure_newcomers
 from spotwise.benchmarks.newcomers import NewcomerReading, _peer_program, newcomer_rows
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.contention import CoreUse
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 from tests.unit.benchmarks.sse_gateway import HEAD, chunk, failing, gateway, refusing, whole

@@ -1,4 +1,4 @@
-"""What `bench policy` makes of outcomes."""
+"""What `bench dev policy` makes of outcomes."""
 
 from __future__ import annotations
 

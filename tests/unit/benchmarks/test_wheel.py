@@ -1,4 +1,4 @@
-"""What an installation carries of the benchmarks."""
+"""What an installation carries of benchmarks and studies."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from hatchling.builders.wheel import WheelBuilder
 ROOT = Path(__file__).parents[3]
 
 
-def test_the_wheel_has_the_load_benchmark_only() -> None:
-    """Developer benchmarks need a checkout; `spotwise bench load` needs none."""
+def test_the_wheel_has_no_developer_benchmark_and_no_study() -> None:
+    """Developer benchmarks and papers' studies need a checkout; `spotwise bench load` and `simulate run` need none."""
     carried = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
-    assert "spotwise/cli/bench/load.py" in carried
-    assert [path for path in carried if path.startswith(("spotwise/benchmarks/", "benchmarks/", "tests/"))] == []
+    assert {"spotwise/cli/bench/load.py", "spotwise/cli/simulate/run.py"} <= carried
+    left = ("spotwise/benchmarks/", "benchmarks/", "spotwise/studies/", "studies/", "tests/")
+    assert [path for path in carried if path.startswith(left)] == []

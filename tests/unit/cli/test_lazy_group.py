@@ -20,7 +20,15 @@ from spotwise.cli.launch.supervision.run_state import RunState, write_state
 from spotwise.cli.lazy_group import lazy_group
 from spotwise.mesh.embedded.child_process import ProcessIdentity
 
-HEAVY = ("torch", "transformers", "scipy", "matplotlib", "spotwise.simulator", "spotwise.benchmarks")
+HEAVY = (
+    "torch",
+    "transformers",
+    "scipy",
+    "matplotlib",
+    "spotwise.simulator",
+    "spotwise.benchmarks",
+    "spotwise.studies",
+)
 
 
 def app_of(places: dict[str, str]) -> typer.Typer:

@@ -50,7 +50,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 def test_paths_exist(page: Path) -> None:
     """Every file or folder of the project that a page names exists; `*` stands for any name."""
     named = re.findall(
-        r"(?<![\w./~-])(?:libs|services|benchmarks|tests|docs|proto|scripts|deploy)/[\w./*-]*", page.read_text()
+        r"(?<![\w./~-])(?:libs|services|benchmarks|studies|tests|docs|proto|scripts|deploy)/[\w./*-]*", page.read_text()
     )
     for path in named:
         # A folder's README may name a file by its path in the package, `spotwise/worker/settings.py`.
@@ -98,7 +98,8 @@ def test_modules_exist(page: Path) -> None:
     """`python -m spotwise.X` and every other module of ours that a page names."""
     for name in re.findall(r"`?\bspotwise\.([a-z0-9_]+(?:\.[a-z0-9_]+)*)", page.read_text()):
         path = name.replace(".", "/")
-        found = [root / "spotwise" / path for root in (ROOT / "libs", ROOT / "services", ROOT / "benchmarks")]
+        roots = [ROOT / folder for folder in ("libs", "services", "benchmarks", "studies")]
+        found = [root / "spotwise" / path for root in roots]
         assert any(module.is_dir() or module.with_suffix(".py").is_file() for module in found), name
 
 

@@ -75,6 +75,7 @@ def test_variables_exist(page: Path) -> None:
     known = {f"SPOTWISE_{field.upper()}" for settings in OWNERS.values() for field in settings.model_fields}
     readers = [
         *(ROOT / "benchmarks").rglob("*.py"),
+        *(ROOT / "studies").rglob("*.py"),
         *(ROOT / "libs" / "spotwise" / "cli").rglob("*.py"),
         ROOT / "libs" / "spotwise" / "simulator" / "compiled" / "loading.py",
         ROOT / "docker-compose.yml",

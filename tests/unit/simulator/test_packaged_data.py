@@ -14,7 +14,6 @@ from spotwise.simulator.packaged_data import read_packaged
 FILES = [
     ("spotwise.simulator.costs", "built_in_costs.json"),
     ("spotwise.simulator.loads", "azure_percentiles.json"),
-    ("spotwise.simulator.spotserve.paper", "golden_answers.json"),
 ]
 
 

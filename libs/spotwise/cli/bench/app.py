@@ -1,4 +1,4 @@
-"""`spotwise bench`: the users' load benchmark, and in a checkout the developers' benchmarks (`benchmarks/`)."""
+"""`spotwise bench`: the load benchmark, and in a checkout more of them (`benchmarks/`)."""
 
 from __future__ import annotations
 
@@ -10,25 +10,19 @@ from types import FrameType
 import typer
 
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.simulator.compiled.loading import use_compiled
 
 _ABOUT = "Measure a mesh; every benchmark takes --json FILE."
-_CHECKOUT_ONLY = "Developer benchmarks (control-plane, peer, ...) need a checkout."
+_CHECKOUT_ONLY = "More benchmarks (peer, moves, ...) need a checkout."
 _IN_CHECKOUT = importlib.util.find_spec("spotwise.benchmarks") is not None
-_OF_DEVELOPERS = importlib.import_module("spotwise.benchmarks.commands").COMMANDS if _IN_CHECKOUT else {}
+_OF_CHECKOUT = importlib.import_module("spotwise.benchmarks.commands").COMMANDS if _IN_CHECKOUT else {}
 _ENDINGS = (signal.SIGTERM, signal.SIGHUP)
-#: Commands that only simulate.
-_SIMULATING = ("simulator-speed",)
 
 bench = typer.Typer(
     help=_ABOUT,
     epilog=None if _IN_CHECKOUT else _CHECKOUT_ONLY,
     no_args_is_help=True,
     add_completion=False,
-    cls=lazy_group(
-        {"load": "spotwise.cli.bench.load:load", **_OF_DEVELOPERS},
-        before=lambda name: name in _SIMULATING and use_compiled(),
-    ),
+    cls=lazy_group({"load": "spotwise.cli.bench.load:load", **_OF_CHECKOUT}),
 )
 
 

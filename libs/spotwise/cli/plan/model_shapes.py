@@ -20,7 +20,7 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.model.errors import ModelError
 from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
-from spotwise.simulator.spotserve.profiles import PAPER_MODELS
+from spotwise.simulator.spotserve.paper_shapes import PAPER_SHAPES
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.")
@@ -30,8 +30,7 @@ _HEADER_LENGTH = struct.Struct("<Q")
 
 def named_shapes() -> dict[str, ModelShape]:
     """Return the shapes of the named models."""
-    shapes = [model.shape for model in PAPER_MODELS.values()]
-    shapes += [_of_language_model(model) for model in LANGUAGE_MODELS.values()]
+    shapes = [*PAPER_SHAPES, *map(_of_language_model, LANGUAGE_MODELS.values())]
     return {shape.name.lower(): shape for shape in shapes}
 
 

@@ -8,9 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from spotwise.simulator.loads.traces import IntArray
 from spotwise.simulator.runs.run_summary import RunSummary
-from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
+from spotwise.simulator.runs.slo import METRICS, PERCENTS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,7 +25,8 @@ _COLOURS = {
 }
 #: Of other clusters, by their place among those of a figure.
 _OTHERS = ("#56B4E9", "#D55E00", "#F0E442", "#0072B2", "#CC79A7", "#009E73")
-_BOUND = "#D00000"
+#: Of bounds.
+BOUND_COLOUR = "#D00000"
 _DPI = 150
 
 
@@ -34,28 +34,6 @@ def save(figure: Figure, path: Path) -> None:
     """Write a figure in the format of the file's suffix; makes the folder."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=_DPI)
-
-
-def plot_sizes(workloads: Mapping[str, tuple[IntArray, IntArray]]) -> Figure:
-    """Draw the distributions of prompt and output tokens (figure 3); by workload, both [requests]."""
-    import numpy as np
-
-    figure = new_figure(8, 3.4)
-    titles = ("prompt tokens", "output tokens")
-    for column, (axes, title) in enumerate(zip(figure.subplots(1, 2, sharey=True), titles, strict=True)):
-        for number, (name, sizes) in enumerate(workloads.items()):
-            tokens = np.sort(sizes[column])
-            shares = np.arange(1, len(tokens) + 1) / len(tokens)
-            axes.step(
-                tokens, shares, where="post", label=name, color=("#0072B2", "#E69F00", "#009E73", "#CC79A7")[number % 4]
-            )
-        axes.set_xscale("log")
-        axes.set_xlabel(title)
-        axes.set_ylim(0, 1)
-        bare_grid(axes)
-    figure.axes[0].set_ylabel("share of requests")
-    figure.axes[0].legend(loc="upper left", frameon=False)
-    return figure
 
 
 def plot_latencies(runs: Mapping[str, Sequence[RunSummary]], title: str = "") -> Figure:
@@ -124,40 +102,6 @@ def plot_bars(figures: Mapping[str, Mapping[str, float]], title: str = "") -> Fi
     return figure
 
 
-def plot_design_space(grid: Sequence[Sequence[RunSummary]], metric: str, percent: int, title: str = "") -> Figure:
-    """Draw a metric's slowdown at a percentile over prompt and token machines (figure 12). Cells with a broken SLO are crossed
-    out; the cheapest other cell has a star. `grid` has rows by token machines, columns by prompt machines, both ascending."""
-    import numpy as np
-    from matplotlib.colors import LogNorm
-
-    column = PERCENTS.index(percent)
-    bound = SPLITWISE_OBJECTIVES[metric][column]
-    prompts = [run.case.split.prompt for run in grid[0]]
-    tokens = [row[0].case.split.token for row in grid]
-    values = np.array([[run.verdict.slowdowns[metric][column][0] for run in row] for row in grid])
-    figure = new_figure(max(4.8, 1.6 + 0.42 * len(prompts)), max(3.2, 1.5 + 0.42 * len(tokens)))
-    axes = figure.subplots()
-    norm = LogNorm(min(bound / 4, float(values.min())), max(bound * 4, float(np.median(values))))
-    image = axes.imshow(values, origin="lower", cmap="cividis_r", aspect="auto", norm=norm)
-    cells = [(y, x, run) for y, row in enumerate(grid) for x, run in enumerate(row)]
-    for y, x, run in cells:
-        if not run.verdict.holds:
-            axes.plot(x, y, marker="x", color="white", markersize=5, markeredgewidth=1.1)
-    holding = [cell for cell in cells if cell[2].verdict.holds]
-    if holding:
-        y, x, _ = min(holding, key=lambda cell: (cell[2].price_per_hour, cell[0]))
-        axes.plot(x, y, marker="*", color=_BOUND, markersize=13, markeredgecolor="white")
-    axes.set_xticks(range(len(prompts)), [str(number) for number in prompts])
-    axes.set_yticks(range(len(tokens)), [str(number) for number in tokens])
-    axes.set_xlabel("prompt machines\n(x: an objective breaks; star: the cheapest of the others)", fontsize=9)
-    axes.set_ylabel("token machines", fontsize=9)
-    axes.set_title(title, fontsize=10)
-    bar = figure.colorbar(image, ax=axes, label=f"{metric.upper()} p{percent}, slowdown", extend="max")
-    bar.ax.axhline(bound, color=_BOUND, linewidth=1.5)
-    bar.ax.yaxis.set_major_formatter("{x:g}")
-    return figure
-
-
 def new_figure(width: float, height: float, title: str = "") -> Figure:
     """Return an empty figure, inches, with a title above its panels."""
     from matplotlib.figure import Figure
@@ -181,7 +125,7 @@ def bare_grid(axes: Axes, axis: Literal["both", "x", "y"] = "both") -> None:
 
 
 def _draw_bound(axes: Axes, bound: float) -> None:
-    axes.axhline(bound, color=_BOUND, linewidth=1.2, linestyle=(0, (4, 2)))
+    axes.axhline(bound, color=BOUND_COLOUR, linewidth=1.2, linestyle=(0, (4, 2)))
     # Slowdowns far beyond the bound would flatten the rest.
     axes.set_ylim(0, 2 * bound)
     axes.annotate(
@@ -190,7 +134,7 @@ def _draw_bound(axes: Axes, bound: float) -> None:
         xycoords=("axes fraction", "data"),
         xytext=(0, 2),
         textcoords="offset points",
-        color=_BOUND,
+        color=BOUND_COLOUR,
         fontsize=7,
     )
 

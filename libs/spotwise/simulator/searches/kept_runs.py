@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import sys
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cache
@@ -13,10 +14,6 @@ from typing import Any, Generic, Protocol, TypeVar, cast
 
 import orjson
 from pydantic import TypeAdapter, ValidationError
-
-import spotwise.core
-import spotwise.files
-import spotwise.simulator
 
 
 class Describing(Hashable, Protocol):
@@ -86,7 +83,7 @@ def _read(path: Path, runs_of: TypeAdapter[Any]) -> dict[str, Any]:
 
 
 def _key(case: Describing) -> str:
-    digest = hashlib.sha256(_code())
+    digest = hashlib.sha256(_code(type(case)))
     digest.update(_adapter(type(case)).dump_json(case))
     for path in case.files:
         digest.update(b"" if path is None else _contents(path))
@@ -99,10 +96,11 @@ def _contents(path: Path) -> bytes:
 
 
 @cache
-def _code() -> bytes:
+def _code(case: type[Any]) -> bytes:
     digest = hashlib.sha256()
-    for package in (spotwise.core, spotwise.files, spotwise.simulator):
-        for folder in package.__path__:
+    own = ".".join(case.__module__.split(".")[:2])  # of a study, its code counts as well
+    for package in sorted({"spotwise.core", "spotwise.files", "spotwise.simulator", own}):
+        for folder in sys.modules[package].__path__:
             for source in sorted(Path(folder).rglob("*")):
                 if source.suffix in (".py", ".json"):
                     digest.update(source.read_bytes())

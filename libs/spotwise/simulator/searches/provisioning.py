@@ -175,12 +175,3 @@ def splits_within(design: Design, budget: float, measure: Callable[[Split], floa
             token += 1
         splits.append(Split(number, token))
     return splits[::-1]
-
-
-def heat_map(
-    case: Case, design: Design, prompts: Sequence[int], tokens: Sequence[int]
-) -> Search[list[list[RunSummary]]]:
-    """Run every split of a design in a rectangle, rows by token machines, columns by prompt machines (Splitwise, figure 12)."""
-    splits = [[Split(prompt, token) for prompt in prompts] for token in tokens]
-    runs = yield [replace(case, cluster=design.cluster(split)) for row in splits for split in row]
-    return [list(runs[row * len(prompts) : (row + 1) * len(prompts)]) for row in range(len(tokens))]

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
+import numpy as np
+
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.simulator.spotserve.paper.cases import figures_of
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
+
+#: Of the latencies.
+_PERCENTS = (50, 90, 99)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +54,13 @@ def simulate_fleet(run: SpotRun) -> FleetResult:
     began_s = time.perf_counter()
     outcome = serve(run)
     return FleetResult(run.system.name, outcome, time.perf_counter() - began_s)
+
+
+def figures_of(latencies_s: Sequence[float]) -> dict[str, float]:
+    """Return mean, percentiles and maximum by name; empty without latencies."""
+    if not latencies_s:
+        return {}
+    # Interpolated, unlike `core/percentile.py`: the recorded tables are.
+    percentiles = np.percentile(latencies_s, _PERCENTS).tolist()
+    names = [f"p{percent}" for percent in _PERCENTS]
+    return {"mean": float(np.mean(latencies_s)), **dict(zip(names, percentiles, strict=True)), "max": max(latencies_s)}

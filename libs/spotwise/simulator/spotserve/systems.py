@@ -71,16 +71,6 @@ class SpotSystem:
 SPOTSERVE = SpotSystem("SpotServe")
 REPARALLELIZATION = SpotSystem("Reparallelization", Reaction.RESTART, recovers=False)
 REROUTING = SpotSystem("Rerouting", Reaction.REROUTE, adapts=False, recovers=False)
-#: On a fixed fleet without events.
-ON_DEMAND = SpotSystem("on-demand")
-#: The paper's ablation, one part after another removed.
-ABLATION = (
-    SPOTSERVE,
-    SpotSystem("without controller", adapts=False),
-    SpotSystem("without planner", adapts=False, progressive=False),
-    SpotSystem("without arranger", adapts=False, progressive=False, recovers=False),
-    SpotSystem("without mapper", adapts=False, progressive=False, recovers=False, matches=False),
-)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,12 +15,12 @@ from tests.unit.cli.command_line import CommandLine
     [
         ("peer", "--workloads", "w7"),
         ("peer", "--skip-peer", "nowhere.json"),
-        ("batching", "--rates", "-1"),
-        ("batching", "--plot", "curve.txt"),
-        ("memory", "--up-args", "--kv-cache '1GiB"),
-        ("memory", "--json", "."),
-        ("transfer", "--lengths", "0,128"),
-        ("policy", "--policies", "mlfq"),
+        ("dev batching", "--rates", "-1"),
+        ("dev batching", "--plot", "curve.txt"),
+        ("dev memory", "--up-args", "--kv-cache '1GiB"),
+        ("dev memory", "--json", "."),
+        ("dev transfer", "--lengths", "0,128"),
+        ("dev policy", "--policies", "mlfq"),
     ],
 )
 def test_a_wrong_option_is_named(
@@ -28,7 +28,7 @@ def test_a_wrong_option_is_named(
 ) -> None:
     """The error has the given value or the accepted ones."""
     monkeypatch.chdir(tmp_path)
-    ended = spotwise("bench", command, f"{option}={value}")
+    ended = spotwise("bench", *command.split(), f"{option}={value}")
     assert ended.status == 2, ended.stderr
     [line] = ended.stderr.splitlines()
     assert line.startswith(f"error: {option}")

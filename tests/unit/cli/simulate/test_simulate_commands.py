@@ -260,49 +260,6 @@ def test_a_stopped_search_resumes(spotwise: CommandLine, tmp_path: Path) -> None
     assert runs.read_bytes() == kept
 
 
-def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With few jobs and no waiting: the requested figures are printed, drawn, and in the file with all that they depend on."""
-    file, figures = tmp_path / "fastserve.json", tmp_path / "figures"
-    names = ["v1-rate", "mlfq-quantum", "artifact"]
-    options = f"--quick --requests 10 --jobs 1 --studies {','.join(names)} --runs {tmp_path / 'runs'}"
-    ended = spotwise(*f"simulate paper fastserve {options} --json {file} --figures {figures}".split())
-    assert ended.status == 0, ended.stderr
-    for text in (
-        "headline",
-        "kinds of MLFQ by quantum ratio",
-        "GPT-3 175B on 2 x 8 A100-40GB",
-        "Zipf 1.5, prompts to 1024",
-    ):
-        assert text in ended.stdout
-    document = orjson.loads(file.read_bytes())
-    assert [study["name"] for study in document["studies"]] == names
-    assert {path.stem for path in figures.iterdir()} == set(names)
-    (artifact,) = [study for study in document["studies"] if study["name"] == "artifact"]
-    point = artifact["points"][-1]
-    assert (point["at"], point["line"]) == (4.0, "MLFQ, no preemption")
-    assert set(point["jct_s"]) == set(point["jct_per_token_s"]) == {"mean", "p50", "p95", "p99"}
-    (run,) = point["runs"]
-    assert (run["case"]["rate"], run["case"]["seed"], run["case"]["queues"]["quantum_ratio"]) == (4.0, 0, 2.0)
-    assert "mean JCT of FCFS over FastServe's, by rate" in {headline["name"] for headline in document["headlines"]}
-    assert document["engines"]["OPT-13B on an A100-80GB"]["kv_tokens"] == 66_144
-
-
-def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Each published cluster's limit is compared at its arrival times, with a verdict."""
-    folder, file = tmp_path / "profiles", tmp_path / "published.json"
-    folder.mkdir()
-    runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]
-    columns = ",".join(f"{metric}_p{percent}" for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99))
-    header = f"mode,workload,design,prompt_machines,token_machines,rate_rps,requests,{columns},all_slos_met"
-    (folder / "splitwise_sim_replay.csv").write_text("\n".join([header, *runs]))
-    arguments = f"simulate paper splitwise --data {tmp_path} --published-runs --no-headlines --jobs 1 --json {file}"
-    ended = spotwise(*arguments.split())
-    assert ended.status == 0, ended.stderr
-    assert "1 of 1 limits agree" in ended.stdout
-    (cluster,) = orjson.loads(file.read_bytes())["published_runs"]["clusters"]
-    assert (cluster["design"], cluster["published_breaks"], cluster["ours"]) == ("Splitwise-AA", 10.0, None)
-
-
 def test_a_mesh_that_handed_nothing_over_is_simulated_mixed(spotwise: CommandLine, tmp_path: Path) -> None:
     """A mesh without hand-offs has no measured link cost, so two pools are refused and mixed workers are simulated."""
     profile = tmp_path / "machine.json"
@@ -361,20 +318,6 @@ def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Pat
         ("provision --objective cost --rate 5 --designs HH,XX", "--design"),
         ("provision --objective cost --rate 5 --most 7", "--most"),
         ("provision --objective cost --rate 5 --cluster nowhere.toml", "--cluster"),
-        ("paper splitwise --published-runs", "--published-runs"),
-        ("paper splitwise --data nowhere", "--data"),
-        ("paper splitwise --no-headlines", "--no-headlines"),
-        ("paper orca", "orca"),
-        ("paper splitwise --requests 50", "--requests"),
-        ("paper splitwise --studies v1-rate", "--studies"),
-        ("paper fastserve --studies v2-rate", "--studies"),
-        ("paper fastserve --seconds 5", "--seconds"),
-        ("paper fastserve --step 5", "--step"),
-        ("paper fastserve --decode-model honest", "--decode-model"),
-        ("paper fastserve --no-headlines", "--no-headlines"),
-        ("paper fastserve --published-runs", "--published-runs"),
-        ("paper fastserve --requests 5", "--requests"),
-        ("paper fastserve --data nowhere", "--data"),
     ],
 )
 def test_a_wrong_option_is_named(

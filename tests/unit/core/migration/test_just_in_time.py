@@ -1,4 +1,4 @@
-"""When a batch stops before a change."""
+"""When a batch stops before a preemption."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from spotwise.core.migration.interruption.just_in_time import (
     LinearExecution,
     Stop,
     StopAfter,
-    before_acquisition,
     before_preemption,
 )
 
@@ -64,59 +63,16 @@ class TestPreemption:
             assert found == StopAfter(Stop.REROUTE, 0, 0.0)
 
 
-class TestAcquisition:
-    """Stop after as few steps as last until the new instance is ready."""
-
-    def test_the_fewest_steps_and_not_the_most(self) -> None:
-        """The misprint, argmax, would let a batch decode to its end: 100 steps for a start of 40 s."""
-        rule = {steps for steps in range(101) if SECOND(steps) >= 40.0}
-        found = before_acquisition(SECOND, 100, start_s=40.0, migration_s=2.0)
-        assert found == StopAfter(Stop.MIGRATE, 40, 40.0)
-        assert found.steps == min(rule)
-        assert max(rule) == 100
-
-    def test_between_two_steps_it_is_the_later(self) -> None:
-        """Between two steps the later one is taken: the new instance must have started."""
-        assert before_acquisition(SECOND, 100, 39.5, 2.0).steps == 40
-
-    def test_a_start_that_is_over_is_no_reason_to_decode(self) -> None:
-        """0 steps take no longer than a migration: re-routed at once."""
-        assert before_acquisition(SECOND, 100, 0.0, 2.0) == StopAfter(Stop.REROUTE, 0, 0.0)
-
-    def test_a_migration_longer_than_the_start_does_not_pay(self) -> None:
-        """T_mig < l_exe(S) holds here too."""
-        assert before_acquisition(SECOND, 100, 10.0, 10.0).stop is Stop.REROUTE
-        assert before_acquisition(SECOND, 100, 10.0, 9.5).stop is Stop.MIGRATE
-
-    def test_a_batch_that_ends_before_the_start_is_let_end(self) -> None:
-        """A batch that ends before the start is let end, since no S is long enough."""
-        assert before_acquisition(SECOND, 7, 40.0, 2.0) == StopAfter(Stop.FINISH, 7, 7.0)
-
-    @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
-    def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, start: float, migration: float) -> None:
-        """The stop equals that of an exhaustive search over the steps."""
-        long_enough = [steps for steps in range(remaining + 1) if execution(steps) >= start]
-        found = before_acquisition(execution, remaining, start, migration)
-        steps = long_enough[0] if long_enough else remaining
-        if steps == remaining:
-            assert found == StopAfter(Stop.FINISH, remaining, execution(remaining))
-        elif migration < execution(steps):
-            assert found == StopAfter(Stop.MIGRATE, steps, execution(steps))
-        else:
-            assert found == StopAfter(Stop.REROUTE, 0, 0.0)
-
-
 def test_any_function_of_the_steps_will_do() -> None:
-    """Both functions accept any execution time by steps, such as a table with a slow first step."""
+    """It accepts any execution time by steps, such as a table with a slow first step."""
     seconds = [0.0, 5.0, 6.0, 7.0, 8.0]
     assert before_preemption(seconds.__getitem__, 4, 8.5, 1.0) == StopAfter(Stop.MIGRATE, 3, 7.0)
-    assert before_acquisition(seconds.__getitem__, 4, 5.5, 1.0) == StopAfter(Stop.MIGRATE, 2, 6.0)
 
 
 def test_what_makes_no_sense_is_refused() -> None:
     with pytest.raises(ValueError, match="remaining_steps"):
         before_preemption(SECOND, -1, 1.0, 1.0)
     with pytest.raises(ValueError, match="migration_s"):
-        before_acquisition(SECOND, 1, 1.0, -1.0)
+        before_preemption(SECOND, 1, 1.0, -1.0)
     with pytest.raises(ValueError, match="step_s"):
         LinearExecution(0.0, 0.0)

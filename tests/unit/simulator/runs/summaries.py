@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import DESIGNS
 from spotwise.simulator.runs.metrics import Verdict
-from spotwise.simulator.runs.run_summary import RunSummary
+from spotwise.simulator.runs.run_summary import PoolSummary, RunSummary
+
+SLOWDOWN_BOUNDS = {"ttft": (2.0, 3.0, 6.0), "tbt": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}
 
 
 def case(design: str = "Splitwise-HH", split: Split | None = None, rate: float | None = 10.0) -> Case:
@@ -37,3 +39,16 @@ class Oracle:
     def run(self, of: Case) -> RunSummary:
         self.cases.append(of)
         return summary(of, holds=self.holds(of))
+
+
+def summary_with(design: str, rate: float, slowdown: float, seed: int = 0, split: Split | None = None) -> RunSummary:
+    """A run of a design whose nine slowdowns are the same."""
+    own = replace(case(design, split, rate), seed=seed)
+    verdict = Verdict(
+        {metric: tuple((slowdown, bound) for bound in bounds) for metric, bounds in SLOWDOWN_BOUNDS.items()}, 0
+    )
+    pools = {
+        "token": PoolSummary(1, 0.5, 10, 4.0, (1, 8), (0.25, 1.0)),
+        "prompt": PoolSummary(1, 0.5, 1, 0.0, (900,), (1.0,)),
+    }
+    return replace(summary(own, holds=True), verdict=verdict, pools=pools)

@@ -12,10 +12,6 @@ from spotwise.core.costs.measured_range import MeasuredRange
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Scheduling
-from spotwise.simulator.fastserve.engines import OPT_ON_80GB, Queues, Scheduler
-from spotwise.simulator.fastserve.job_runs import JobCase, JobSummary, simulate_jobs
-from spotwise.simulator.fastserve.job_sizes import AzureSizes, JobSizes, ZipfSizes
-from spotwise.simulator.fastserve.studies import CHATS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
@@ -29,6 +25,7 @@ from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import LatencyBound, Objectives
 from spotwise.simulator.searches import kept_runs
 from spotwise.simulator.searches.kept_runs import KeptRuns
+from tests.unit.simulator.runs.kept import forget
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
@@ -69,14 +66,6 @@ def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     forget()
 
 
-def forget() -> None:
-    """Know no more than a process that begins."""
-    kept_runs._read.cache_clear()
-    kept_runs._contents.cache_clear()
-    kept_runs._code.cache_clear()
-    kept_runs._adapter.cache_clear()
-
-
 @pytest.mark.parametrize(
     "case",
     [
@@ -100,24 +89,6 @@ def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Ca
     assert len(run.runs) == 2
 
 
-@pytest.mark.parametrize("sizes", [ZipfSizes(20, 5, 1.0), CHATS, AzureSizes("conv", None, 64)])
-def test_runs_of_jobs_are_kept_as_well(tmp_path: Path, sizes: JobSizes) -> None:
-    """Runs of jobs are kept for every source of sizes."""
-    path, made = tmp_path / "runs", []
-    case = JobCase(OPT_ON_80GB.name, Scheduler.FASTSERVE, sizes, 2.0, 5, queues=Queues(starve_limit_s=None))
-
-    def run(of: JobCase) -> JobSummary:
-        made.append(of)
-        return simulate_jobs(of)
-
-    first = KeptRuns(path, run, JobSummary)(case)
-    forget()
-    assert KeptRuns(path, run, JobSummary)(case) == first
-    assert made == [case]
-    KeptRuns(path, run, JobSummary)(replace(case, queues=Queues()))
-    assert len(made) == 2
-
-
 def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace under its old name, and a simulator that has been worked on."""
     run, path, trace = Counting(), tmp_path / "runs", tmp_path / "trace.csv"
@@ -128,7 +99,7 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
     forget()
     KeptRuns(path, run, RunSummary)(case)
     assert len(run.runs) == 2
-    monkeypatch.setattr(kept_runs, "_code", lambda: b"other code")
+    monkeypatch.setattr(kept_runs, "_code", lambda case: b"other code")
     KeptRuns(path, run, RunSummary)(case)
     assert len(run.runs) == 3
 

@@ -8,50 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.metrics import Verdict
-from spotwise.simulator.runs.plots import (
-    plot_bars,
-    plot_batch_sizes,
-    plot_design_space,
-    plot_latencies,
-    plot_sizes,
-    save,
-)
-from spotwise.simulator.runs.run_summary import PoolSummary, RunSummary
-from tests.unit.simulator.runs.summaries import case, summary
+from spotwise.simulator.runs.plots import plot_bars, plot_batch_sizes, plot_latencies, save
+from spotwise.studies.splitwise.plots import plot_sizes
+from tests.unit.simulator.runs.summaries import SLOWDOWN_BOUNDS, summary_with
 
 pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 'spotwise[bench]'")
-
-BOUNDS = {"ttft": (2.0, 3.0, 6.0), "tbt": (1.25, 1.5, 5.0), "e2e": (1.25, 1.5, 5.0)}
-
-
-def run(design: str, rate: float, slowdown: float, seed: int = 0, split: Split | None = None) -> RunSummary:
-    """All nine slowdowns are the same."""
-    own = replace(case(design, split, rate), seed=seed)
-    verdict = Verdict({metric: tuple((slowdown, bound) for bound in bounds) for metric, bounds in BOUNDS.items()}, 0)
-    pools = {
-        "token": PoolSummary(1, 0.5, 10, 4.0, (1, 8), (0.25, 1.0)),
-        "prompt": PoolSummary(1, 0.5, 1, 0.0, (900,), (1.0,)),
-    }
-    return replace(summary(own, holds=True), verdict=verdict, pools=pools)
 
 
 def test_latencies_have_a_panel_for_each_objective() -> None:
     """A line for each design, means over the seeds, and the bound in red."""
     runs = {
         "Splitwise-HH (3, 1)": [
-            run("Splitwise-HH", 20.0, 1.0),
-            run("Splitwise-HH", 20.0, 2.0, seed=1),
-            run("Splitwise-HH", 40.0, 3.0),
+            summary_with("Splitwise-HH", 20.0, 1.0),
+            summary_with("Splitwise-HH", 20.0, 2.0, seed=1),
+            summary_with("Splitwise-HH", 40.0, 3.0),
         ],
-        "Baseline-H100 (4)": [run("Baseline-H100", 20.0, 4.0)],
+        "Baseline-H100 (4)": [summary_with("Baseline-H100", 20.0, 4.0)],
     }
     figure = plot_latencies(runs, "conv")
     assert [axes.get_title() for axes in figure.axes] == [
         f"{m} p{p}" for m in ("TTFT", "TBT", "E2E") for p in (50, 90, 99)
     ]
-    for axes, bound in zip(figure.axes, [b for bounds in BOUNDS.values() for b in bounds], strict=True):
+    for axes, bound in zip(figure.axes, [b for bounds in SLOWDOWN_BOUNDS.values() for b in bounds], strict=True):
         split, baseline, limit = axes.get_lines()
         assert np.asarray(split.get_xydata()).tolist() == [[20.0, 1.5], [40.0, 3.0]]
         assert np.asarray(baseline.get_xydata()).tolist() == [[20.0, 4.0]]
@@ -62,8 +41,8 @@ def test_latencies_have_a_panel_for_each_objective() -> None:
 def test_clusters_of_ones_own_are_drawn_with_their_own_bounds() -> None:
     """A panel without an objective has no bound, and clusters that the paper has not have colours of their own."""
     own = replace(
-        run("Splitwise-HH", 20.0, 1.5),
-        verdict=Verdict(dict.fromkeys(BOUNDS, ((1.5, None), (1.5, 4.0), (1.5, None))), 0),
+        summary_with("Splitwise-HH", 20.0, 1.5),
+        verdict=Verdict(dict.fromkeys(SLOWDOWN_BOUNDS, ((1.5, None), (1.5, 4.0), (1.5, None))), 0),
     )
     cluster = replace(own.case.cluster, name="mine")
     mine = replace(own, case=replace(own.case, cluster=cluster))
@@ -77,19 +56,12 @@ def test_clusters_of_ones_own_are_drawn_with_their_own_bounds() -> None:
 
 def test_batch_sizes_have_a_line_for_each_pool() -> None:
     """Each pool has a line: the share of time with at most so many tokens in a batch."""
-    (axes,) = plot_batch_sizes([run("Splitwise-HH", 20.0, 1.0)]).axes
+    (axes,) = plot_batch_sizes([summary_with("Splitwise-HH", 20.0, 1.0)]).axes
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()}
     assert lines == {
         "Splitwise-HH, token machines": [[1, 0.25], [8, 1.0]],
         "Splitwise-HH, prompt machines": [[900, 1.0]],
     }
-
-
-def test_sizes_have_a_panel_for_prompts_and_one_for_answers() -> None:
-    """Prompts and answers have a panel each: the cumulative share of requests by size."""
-    prompts, outputs = plot_sizes({"code": (np.array([30, 10]), np.array([5, 5]))}).axes
-    assert np.asarray(prompts.get_lines()[0].get_xydata()).tolist() == [[10, 0.5], [30, 1.0]]
-    assert (prompts.get_xlabel(), outputs.get_xlabel()) == ("prompt tokens", "output tokens")
 
 
 def test_bars_have_a_panel_for_each_figure() -> None:
@@ -98,20 +70,6 @@ def test_bars_have_a_panel_for_each_figure() -> None:
     throughput, cost = plot_bars(figures, "equal power").axes
     assert [bar.get_height() for bar in throughput.patches] == [1.2, 1.0]  # type: ignore[attr-defined]
     assert [bar.get_height() for bar in cost.patches] == [0.9]  # type: ignore[attr-defined]
-
-
-def test_a_design_space_crosses_out_what_breaks_and_stars_the_cheapest() -> None:
-    """The cheapest of those in which all objectives hold."""
-
-    def cell(prompt: int, token: int, slowdown: float) -> RunSummary:
-        own = run("Splitwise-HH", 70.0, slowdown, split=Split(prompt, token))
-        return replace(own, price_per_hour=float(prompt + token))
-
-    grid = [[cell(10, 1, 9.0), cell(20, 1, 1.0)], [cell(10, 2, 1.1), cell(20, 2, 1.0)]]
-    axes = plot_design_space(grid, "ttft", 90).axes[0]
-    marks = [(line.get_marker(), np.asarray(line.get_xydata()).tolist()[0]) for line in axes.get_lines()]
-    assert marks == [("x", [0, 0]), ("*", [0, 1])]
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["10", "20"]
 
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])

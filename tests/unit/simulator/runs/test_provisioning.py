@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from spotwise.simulator.runs.clusters import Split
 from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
 from spotwise.simulator.searches.parallel import drive
-from spotwise.simulator.searches.provisioning import Objective, best_split, cheapest_split, heat_map, splits_within
+from spotwise.simulator.searches.provisioning import Objective, best_split, cheapest_split, splits_within
 from spotwise.simulator.searches.search import Grid
 from tests.unit.simulator.runs.summaries import Oracle, case
 
@@ -84,12 +84,3 @@ def test_splits_use_a_budget_up() -> None:
     assert splits_within(BASELINE_H100, 20.0, BASELINE_H100.power) == [Split(11)]
     with pytest.raises(ValueError, match="too little"):
         splits_within(SPLITWISE_HA, 2.0, power)
-
-
-def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
-    """The map has a row for each number of token machines and a column for each number of prompt machines."""
-    runs = drive({"": heat_map(case(), SPLITWISE_HH, (1, 2, 3), (5, 6))}, 1, run=Oracle(lambda of: True).run)[""]
-    assert [[(run.case.split.prompt, run.case.split.token) for run in row] for row in runs] == [
-        [(1, 5), (2, 5), (3, 5)],
-        [(1, 6), (2, 6), (3, 6)],
-    ]

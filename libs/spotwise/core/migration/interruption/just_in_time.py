@@ -1,8 +1,6 @@
 """Just-in-time arrangement: how many steps a batch decodes before a migration (SpotServe, section 4.1).
 
 Law: before a preemption, the most steps S with l_exe(S) < T_left - T_mig: the migration ends within the notice.
-Before an acquisition, the fewest S with l_exe(S) >= T_start: decoding bridges the new instance's start. (Some copies of the
-paper print argmax here, which would be the whole output.)
 Migration pays only if T_mig < l_exe(S); else the batch is re-routed now and recomputed. If its whole output fits, it finishes.
 `arrangement.py` decides by request; this rule reproduces the paper's figures.
 """
@@ -63,17 +61,6 @@ def before_preemption(
     if most < 0:
         return _REROUTED
     return _if_it_pays(execution_s, most, remaining_steps, migration_s)
-
-
-def before_acquisition(
-    execution_s: Callable[[int], float], remaining_steps: int, start_s: float, migration_s: float
-) -> StopAfter:
-    """Return when a batch stops for a new instance, which starts in `start_s` (T_start); a batch that ends before finishes.
-    The other arguments are those of `before_preemption`.
-    """
-    _check(remaining_steps, migration_s)
-    fewest = bisect_left(range(remaining_steps + 1), start_s, key=execution_s)
-    return _if_it_pays(execution_s, min(fewest, remaining_steps), remaining_steps, migration_s)
 
 
 _REROUTED = StopAfter(Stop.REROUTE, 0, 0.0)

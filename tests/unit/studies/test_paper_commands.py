@@ -1,0 +1,102 @@
+"""`spotwise simulate paper`, on clusters and jobs so small that they take no time."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import orjson
+import pytest
+
+from tests.unit.cli.command_line import CommandLine
+
+
+def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: Path) -> None:
+    """With few jobs and no waiting: the requested figures are printed, drawn, and in the file with all that they depend on."""
+    file, figures = tmp_path / "fastserve.json", tmp_path / "figures"
+    names = ["v1-rate", "mlfq-quantum", "artifact"]
+    options = f"--quick --requests 10 --jobs 1 --studies {','.join(names)} --runs {tmp_path / 'runs'}"
+    ended = spotwise(*f"simulate paper fastserve {options} --json {file} --figures {figures}".split())
+    assert ended.status == 0, ended.stderr
+    for text in (
+        "headline",
+        "kinds of MLFQ by quantum ratio",
+        "GPT-3 175B on 2 x 8 A100-40GB",
+        "Zipf 1.5, prompts to 1024",
+    ):
+        assert text in ended.stdout
+    document = orjson.loads(file.read_bytes())
+    assert [study["name"] for study in document["studies"]] == names
+    assert {path.stem for path in figures.iterdir()} == set(names)
+    (artifact,) = [study for study in document["studies"] if study["name"] == "artifact"]
+    point = artifact["points"][-1]
+    assert (point["at"], point["line"]) == (4.0, "MLFQ, no preemption")
+    assert set(point["jct_s"]) == set(point["jct_per_token_s"]) == {"mean", "p50", "p95", "p99"}
+    (run,) = point["runs"]
+    assert (run["case"]["rate"], run["case"]["seed"], run["case"]["queues"]["quantum_ratio"]) == (4.0, 0, 2.0)
+    assert "mean JCT of FCFS over FastServe's, by rate" in {headline["name"] for headline in document["headlines"]}
+    assert document["engines"]["OPT-13B on an A100-80GB"]["kv_tokens"] == 66_144
+
+
+def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
+    """Each published cluster's limit is compared at its arrival times, with a verdict."""
+    folder, file = tmp_path / "profiles", tmp_path / "published.json"
+    folder.mkdir()
+    runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]
+    columns = ",".join(f"{metric}_p{percent}" for metric in ("ttft", "tbt", "e2e") for percent in (50, 90, 99))
+    header = f"mode,workload,design,prompt_machines,token_machines,rate_rps,requests,{columns},all_slos_met"
+    (folder / "splitwise_sim_replay.csv").write_text("\n".join([header, *runs]))
+    arguments = f"simulate paper splitwise --data {tmp_path} --published-runs --no-headlines --jobs 1 --json {file}"
+    ended = spotwise(*arguments.split())
+    assert ended.status == 0, ended.stderr
+    assert "1 of 1 limits agree" in ended.stdout
+    (cluster,) = orjson.loads(file.read_bytes())["published_runs"]["clusters"]
+    assert (cluster["design"], cluster["published_breaks"], cluster["ours"]) == ("Splitwise-AA", 10.0, None)
+
+
+@pytest.mark.parametrize(
+    ("command", "option"),
+    [
+        ("splitwise --published-runs", "--published-runs"),
+        ("splitwise --data nowhere", "--data"),
+        ("splitwise --no-headlines", "--no-headlines"),
+        ("orca", "orca"),
+        ("splitwise --requests 50", "--requests"),
+        ("splitwise --studies v1-rate", "--studies"),
+        ("fastserve --studies v2-rate", "--studies"),
+        ("fastserve --seconds 5", "--seconds"),
+        ("fastserve --step 5", "--step"),
+        ("fastserve --decode-model honest", "--decode-model"),
+        ("fastserve --no-headlines", "--no-headlines"),
+        ("fastserve --published-runs", "--published-runs"),
+        ("fastserve --requests 5", "--requests"),
+        ("fastserve --data nowhere", "--data"),
+    ],
+)
+def test_a_wrong_option_is_named(
+    spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
+) -> None:
+    """A wrong option ends the command with status 2 before the simulation."""
+    monkeypatch.delenv("SPOTWISE_DATA", raising=False)
+    ended = spotwise("simulate", "paper", *command.split())
+    assert ended.status == 2, ended.stderr
+    assert option in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_installation_without_the_studies_says_that_they_need_a_checkout() -> None:
+    """`paper` is then no command, and the help says why; the other commands are there."""
+    run = (
+        "import sys; sys.path[:] = [each for each in sys.path if not each.endswith('/studies')]\n"
+        "from spotwise.cli.__main__ import app\n"
+        "app(['simulate', *sys.argv[1:]])"
+    )
+
+    def ended(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", run, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+    shown = ended("--help").stdout
+    assert "provision" in shown and "(paper) need a checkout" in shown
+    assert ended("paper", "fastserve").returncode == 2
