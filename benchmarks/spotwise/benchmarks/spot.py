@@ -25,7 +25,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.options import EngineKind
+from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.mesh.running import running_state
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile

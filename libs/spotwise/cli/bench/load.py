@@ -26,9 +26,10 @@ from spotwise.cli.bench.completion import (
 )
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
-from spotwise.cli.client.gateway_access import CaFile, find_gateway
+from spotwise.cli.client.gateway_access import CaFile, GatewayUrl, find_gateway
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh.options import MeshName
 from spotwise.core.percentile import percentile
 
 Answered = TypeVar("Answered")
@@ -116,8 +117,8 @@ def load(
     input_tokens: Annotated[int, typer.Option(min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
-    url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    url: GatewayUrl = None,
+    name: MeshName = DEFAULT_NAME,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 1,
     ca: CaFile = None,
