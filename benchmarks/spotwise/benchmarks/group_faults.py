@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from spotwise.benchmarks.moved_streams import Stream, run_stream
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.report import ReportRow, Target
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.mesh.status_table import MemberStatus, gather_status
@@ -71,9 +72,8 @@ def prompts_of(streams: int, tokens: int, seed: int) -> list[list[int]]:
 async def undisturbed(endpoint: MeshEndpoint, prompts: Sequence[list[int]], tokens: int) -> list[list[int]]:
     """Return the tokens of all streams while nothing happens."""
     streams = [Stream(prompt) for prompt in prompts]
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            await asyncio.gather(*(run_stream(client, endpoint.model, stream, tokens) for stream in streams))
+    async with GatewayClient(endpoint.url) as client:
+        await asyncio.gather(*(run_stream(client, endpoint.model, stream, tokens) for stream in streams))
     return [stream.token_ids for stream in streams]
 
 
@@ -102,21 +102,20 @@ async def _fault(
     victim = places[position]
     tokens = len(expected[0])
     streams = [Stream(prompt) for prompt in prompts]
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
-            while not all(len(stream.token_ids) >= _BEGUN for stream in streams):
-                if failed := [task for task in tasks if task.done()]:
-                    await asyncio.gather(*failed)
-                    raise CommandError("a stream ended before the process was lost; give it more --tokens")
-                await asyncio.sleep(0.01)
-            unix_s, lost_s = time.time(), time.perf_counter()
-            os.kill(victim.member.pid, SIGNALS[signal_name])
-            if signal_name == "SIGSTOP":
-                asyncio.get_running_loop().call_later(_STOPPED_S, os.kill, victim.member.pid, signal.SIGCONT)
-            await asyncio.sleep(_STOPPED_S)
-            whole_s = await _whole(endpoint, len(places), lost_s)
-            await asyncio.gather(*tasks)
+    async with GatewayClient(endpoint.url) as client:
+        tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
+        while not all(len(stream.token_ids) >= _BEGUN for stream in streams):
+            if failed := [task for task in tasks if task.done()]:
+                await asyncio.gather(*failed)
+                raise CommandError("a stream ended before the process was lost; give it more --tokens")
+            await asyncio.sleep(0.01)
+        unix_s, lost_s = time.time(), time.perf_counter()
+        os.kill(victim.member.pid, SIGNALS[signal_name])
+        if signal_name == "SIGSTOP":
+            asyncio.get_running_loop().call_later(_STOPPED_S, os.kill, victim.member.pid, signal.SIGCONT)
+        await asyncio.sleep(_STOPPED_S)
+        whole_s = await _whole(endpoint, len(places), lost_s)
+        await asyncio.gather(*tasks)
     blocks, sequences = await _left_over(endpoint)
     survivors = [status.member.id for at, status in places.items() if at != position]
     left = [at_s - unix_s for name in survivors if (at_s := left_at(endpoint.name, name, unix_s)) is not None]

@@ -13,15 +13,10 @@ from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass
 
 from spotwise.benchmarks.open_loop import send_at_times
-from spotwise.cli.bench.completion import (
-    Answer,
-    http_errors_as_command_errors,
-    open_client,
-    random_prompt,
-    stream_completion,
-)
+from spotwise.cli.bench.completion import Answer, random_prompt, stream_completion
 from spotwise.cli.bench.load import run_closed_loop, run_together
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.core.percentile import percentile
 
 
@@ -45,27 +40,26 @@ class Interference:
 
 async def measure_interference(endpoint: ServerEndpoint, shape: Interference, seed: int) -> dict[str, float]:
     """Run the load once; its figures by name, milliseconds; raises `CommandError` where the server fails."""
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            end_s = time.monotonic() + shape.seconds
+    async with GatewayClient(endpoint.url) as client:
+        end_s = time.monotonic() + shape.seconds
 
-            async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
-                # Seeded by the request, not by its turn: every server gets the same prompts.
-                rng = random.Random(repr((seed, which)))
-                return await stream_completion(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
+        async def send(input_tokens: int, output_tokens: int, *which: object) -> Answer:
+            # Seeded by the request, not by its turn: every server gets the same prompts.
+            rng = random.Random(repr((seed, which)))
+            return await stream_completion(client, endpoint.model, random_prompt(rng, input_tokens), output_tokens)
 
-            def steady_request(stream: int, turn: int) -> Awaitable[Answer]:
-                return send(shape.steady_input_tokens, shape.steady_output_tokens, "steady", stream, turn)
+        def steady_request(stream: int, turn: int) -> Awaitable[Answer]:
+            return send(shape.steady_input_tokens, shape.steady_output_tokens, "steady", stream, turn)
 
-            def long_prompt(number: int, _: float) -> Awaitable[Answer]:
-                return send(shape.long_input_tokens, shape.long_output_tokens, "long", number)
+        def long_prompt(number: int, _: float) -> Awaitable[Answer]:
+            return send(shape.long_input_tokens, shape.long_output_tokens, "long", number)
 
-            steady, long = await run_together(
-                (
-                    run_closed_loop(shape.steady_streams, lambda _: time.monotonic() < end_s, steady_request),
-                    send_at_times(long_prompt_times(shape), long_prompt),
-                )
+        steady, long = await run_together(
+            (
+                run_closed_loop(shape.steady_streams, lambda _: time.monotonic() < end_s, steady_request),
+                send_at_times(long_prompt_times(shape), long_prompt),
             )
+        )
     return interference_figures(steady, long)
 
 

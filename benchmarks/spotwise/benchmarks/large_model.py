@@ -30,7 +30,7 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.launch.options import parse_size
+from spotwise.cli.launch.given_options import parse_size
 from spotwise.cli.launch.run_folder import cache_folder
 from spotwise.engine.model.model_store import DEFAULT_MODEL, resolve_model
 

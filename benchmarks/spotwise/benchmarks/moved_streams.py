@@ -11,11 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
-import httpx
-
-from spotwise.cli.bench.completion import completion_body, http_errors_as_command_errors, open_client
+from spotwise.cli.bench.completion import completion_body
 from spotwise.cli.bench.servers import MeshEndpoint
-from spotwise.cli.client.resumable_stream import decode_event
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.running import running_state
@@ -95,26 +93,25 @@ async def run_way(
 ) -> WayResult:
     """Run the streams, take `leaving` away, and return what came of it; raises `CommandError` where a stream failed."""
     streams = [Stream(prompt) for prompt in prompts]
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
-            await all_begun(streams, tasks)
-            store = await RedisStore.connect(endpoint.redis_url)
-            try:
-                holders = [_holder(await store.get_ledger(stream.request_id)) for stream in streams]
-                left_s = time.perf_counter()
-                if way == "restart":
-                    for index, stream in enumerate(streams):
-                        if holders[index] == leaving:
-                            tasks[index].cancel()
-                            tasks[index] = asyncio.create_task(send_anew(client, endpoint.model, stream, tokens))
-                else:
-                    await send_notice(running_state(endpoint.name).nats_url, leaving, NOTICE_S[way])
-                await asyncio.gather(*tasks)
-                hit = [stream for stream, holder in zip(streams, holders, strict=True) if holder == leaving]
-                interrupted = [await _interrupted(store, way, stream, left_s) for stream in hit]
-            finally:
-                await store.close()
+    async with GatewayClient(endpoint.url) as client:
+        tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
+        await all_begun(streams, tasks)
+        store = await RedisStore.connect(endpoint.redis_url)
+        try:
+            holders = [_holder(await store.get_ledger(stream.request_id)) for stream in streams]
+            left_s = time.perf_counter()
+            if way == "restart":
+                for index, stream in enumerate(streams):
+                    if holders[index] == leaving:
+                        tasks[index].cancel()
+                        tasks[index] = asyncio.create_task(send_anew(client, endpoint.model, stream, tokens))
+            else:
+                await send_notice(running_state(endpoint.name).nats_url, leaving, NOTICE_S[way])
+            await asyncio.gather(*tasks)
+            hit = [stream for stream, holder in zip(streams, holders, strict=True) if holder == leaving]
+            interrupted = [await _interrupted(store, way, stream, left_s) for stream in hit]
+        finally:
+            await store.close()
     return WayResult(interrupted, [tuple(stream.token_ids) for stream in streams])
 
 
@@ -127,22 +124,14 @@ async def all_begun(streams: Sequence[Stream], tasks: Sequence[asyncio.Task[None
         await asyncio.sleep(0.02)
 
 
-async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
+async def run_stream(client: GatewayClient, model: str, stream: Stream, tokens: int, known: int = 0) -> None:
     """Stream a request to its end; its first `known` tokens are known already."""
     body = completion_body(model, stream.prompt, tokens, stream=True) | {"return_token_ids": True}
     if stream.seed is not None:
         body |= {"seed": stream.seed}
     count = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.is_error:
-            await response.aread()
-            response.raise_for_status()
-        async for line in response.aiter_lines():
-            event = decode_event(line)
-            if event is None:
-                continue
-            if "error" in event:
-                raise CommandError(f"a stream failed: {event['error']['message']}")
+    async with client.events("/v1/completions", body) as events:
+        async for event in events:
             stream.request_id = stream.request_id or event["id"]
             for choice in event["choices"]:
                 ids = choice.get("token_ids") or []
@@ -155,7 +144,7 @@ async def run_stream(client: httpx.AsyncClient, model: str, stream: Stream, toke
         raise CommandError(f"a stream brought {count} tokens where {tokens} were requested")
 
 
-async def send_anew(client: httpx.AsyncClient, model: str, stream: Stream, tokens: int) -> None:
+async def send_anew(client: GatewayClient, model: str, stream: Stream, tokens: int) -> None:
     """Send a stream's request once more, as its client has to where the server has forgotten it."""
     known = len(stream.token_ids)
     stream.repeated = len(stream.prompt) + known

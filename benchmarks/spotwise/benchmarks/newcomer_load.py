@@ -15,14 +15,9 @@ from functools import partial
 from typing import Any
 
 from spotwise.benchmarks.contention import CoreUse
-from spotwise.cli.bench.completion import (
-    Answer,
-    http_errors_as_command_errors,
-    open_client,
-    random_prompt,
-    stream_completion,
-)
+from spotwise.cli.bench.completion import Answer, random_prompt, stream_completion
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 
 #: Servers whose processes take less than this share of one core compute nothing.
@@ -103,34 +98,33 @@ async def measure_newcomers(
     """
     settle = _until_idle if settle is None else settle
     measured = []
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
+    async with GatewayClient(endpoint.url) as client:
 
-            async def send(tokens: int, *which: object) -> Answer:
-                # Seeded by the request, not by its turn: every server gets the same prompts.
-                prompt = random_prompt(random.Random(repr((seed, tokens, which))), tokens)
-                return await stream_completion(client, endpoint.model, prompt, shape.output_tokens)
+        async def send(tokens: int, *which: object) -> Answer:
+            # Seeded by the request, not by its turn: every server gets the same prompts.
+            prompt = random_prompt(random.Random(repr((seed, tokens, which))), tokens)
+            return await stream_completion(client, endpoint.model, prompt, shape.output_tokens)
 
-            async def measure(situation: Situation, tokens: int, repetition: int) -> None:
-                await settle()
-                which = (situation.value, repetition)
-                if situation is Situation.ALONE:
-                    answer = await send(tokens, *which)
-                else:
-                    long = asyncio.create_task(send(shape.long_tokens, "long", tokens, *which))
-                    leaves = situation is Situation.ABANDONED
-                    answer = await _beside(long, partial(send, tokens, *which), shape.after_s, leaves=leaves)
-                measured.append(Newcomer(situation, tokens, answer.ttft_s))
-                answered()
-
-            for tokens in shape.newcomer_tokens:
-                await send(tokens, "warm-up")
-            await measure(Situation.ALONE, shape.long_tokens, 0)
-            for repetition in range(shape.repetitions):
-                for situation in Situation:
-                    for tokens in shape.newcomer_tokens:
-                        await measure(situation, tokens, repetition)
+        async def measure(situation: Situation, tokens: int, repetition: int) -> None:
             await settle()
+            which = (situation.value, repetition)
+            if situation is Situation.ALONE:
+                answer = await send(tokens, *which)
+            else:
+                long = asyncio.create_task(send(shape.long_tokens, "long", tokens, *which))
+                leaves = situation is Situation.ABANDONED
+                answer = await _beside(long, partial(send, tokens, *which), shape.after_s, leaves=leaves)
+            measured.append(Newcomer(situation, tokens, answer.ttft_s))
+            answered()
+
+        for tokens in shape.newcomer_tokens:
+            await send(tokens, "warm-up")
+        await measure(Situation.ALONE, shape.long_tokens, 0)
+        for repetition in range(shape.repetitions):
+            for situation in Situation:
+                for tokens in shape.newcomer_tokens:
+                    await measure(situation, tokens, repetition)
+        await settle()
     return measured
 
 

@@ -12,13 +12,14 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 from rich.console import Console
 
 from spotwise.benchmarks.arrivals import TimedRequest
-from spotwise.cli.bench.completion import open_client, random_prompt, run_completion, stream_completion
+from spotwise.cli.bench.completion import random_prompt, run_completion, stream_completion
 from spotwise.cli.bench.load import Answered, run_together
 from spotwise.cli.bench.servers import ServerEndpoint
+from spotwise.cli.client.failures import RequestRefusedError
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 
 
@@ -69,7 +70,7 @@ async def run_open_loop(
         stream: answers are streamed, for the times of tokens; costs the client more.
     """
     prompts = [random_prompt(random.Random(arrival.prompt_seed), arrival.input_tokens) for arrival in arrivals]
-    async with open_client(endpoint.url) as client:
+    async with GatewayClient(endpoint.url) as client:
 
         async def send(index: int, due_s: float) -> Outcome:
             arrival, prompt = arrivals[index], prompts[index]
@@ -85,10 +86,8 @@ async def run_open_loop(
                     )
                 else:
                     await run_completion(client, endpoint.model, prompt, arrival.output_tokens)
-            except httpx.HTTPStatusError as error:
-                return Outcome(arrival, None, f"status {error.response.status_code}")
-            except httpx.HTTPError as error:
-                return Outcome(arrival, None, str(error) or type(error).__name__)
+            except RequestRefusedError as error:
+                return Outcome(arrival, None, f"status {error.status}")
             except CommandError as error:
                 return Outcome(arrival, None, str(error))
             finally:

@@ -30,11 +30,12 @@ from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, measure_with_client, vllm_version
 from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm, vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
+from spotwise.cli.bench.completion import random_prompt, stream_completion
 from spotwise.cli.bench.load import run_together
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.model_store import DEFAULT_MODEL
@@ -189,7 +190,6 @@ async def _warm_up(endpoint: ServerEndpoint, workload: PeerWorkload, seed: int) 
     else:
         requests = [(load.steady_input_tokens, load.steady_output_tokens)] * load.steady_streams
         requests.append((load.long_input_tokens, load.long_output_tokens))
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            prompts = [(random_prompt(rng, input_tokens), output) for input_tokens, output in requests]
-            await run_together(stream_completion(client, endpoint.model, prompt, output) for prompt, output in prompts)
+    async with GatewayClient(endpoint.url) as client:
+        prompts = [(random_prompt(rng, input_tokens), output) for input_tokens, output in requests]
+        await run_together(stream_completion(client, endpoint.model, prompt, output) for prompt, output in prompts)

@@ -11,7 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from spotwise.benchmarks.process_usage import ProcessUsage
-from spotwise.cli.bench.completion import http_errors_as_command_errors
+from spotwise.cli.client.failures import request_failures
 
 _PLANNER = "planner-0"
 _SERIES = "spotwise_planner_messages_total"
@@ -34,7 +34,7 @@ class PlannerLoad:
     @classmethod
     async def now(cls, mesh: str, metrics_url: str) -> Self:
         """Sample the planner of a mesh, whose metrics are at a URL; raises `CommandError` where they are not."""
-        with http_errors_as_command_errors(metrics_url):
+        with request_failures(metrics_url):
             async with httpx.AsyncClient(trust_env=False) as client:
                 text = (await client.get(metrics_url)).raise_for_status().text
         return cls(time.perf_counter(), ProcessUsage.of_mesh(mesh).cpu_s[_PLANNER], *counts_of(text))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import random
 
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, stream_completion
+from spotwise.cli.bench.completion import random_prompt, stream_completion
 from spotwise.cli.bench.load import run_together
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.status_table import gather_status
 from spotwise.core.messages.members import Pool
@@ -50,30 +51,27 @@ async def short_overtakes_long(endpoint: ServerEndpoint, workers: int) -> bool:
     running = 0
     all_run = asyncio.Event()
 
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
+    async with GatewayClient(endpoint.url) as client:
 
-            async def long() -> float:
-                chunks = 0
+        async def long() -> float:
+            chunks = 0
 
-                def arrived() -> None:
-                    nonlocal chunks, running
-                    chunks += 1
-                    if chunks == _RUNNING_CHUNKS:
-                        running += 1
-                        if running == workers:
-                            all_run.set()
+            def arrived() -> None:
+                nonlocal chunks, running
+                chunks += 1
+                if chunks == _RUNNING_CHUNKS:
+                    running += 1
+                    if running == workers:
+                        all_run.set()
 
-                prompt = random_prompt(rng, _PROMPT_TOKENS)
-                answer = await stream_completion(client, endpoint.model, prompt, _LONG_TOKENS, arrived)
-                return answer.arrivals_s[-1]
+            prompt = random_prompt(rng, _PROMPT_TOKENS)
+            answer = await stream_completion(client, endpoint.model, prompt, _LONG_TOKENS, arrived)
+            return answer.arrivals_s[-1]
 
-            async def short() -> float:
-                await all_run.wait()
-                answer = await stream_completion(
-                    client, endpoint.model, random_prompt(rng, _PROMPT_TOKENS), _SHORT_TOKENS
-                )
-                return answer.arrivals_s[-1]
+        async def short() -> float:
+            await all_run.wait()
+            answer = await stream_completion(client, endpoint.model, random_prompt(rng, _PROMPT_TOKENS), _SHORT_TOKENS)
+            return answer.arrivals_s[-1]
 
-            *long_ends, short_end = await run_together([*(long() for _ in range(workers)), short()])
+        *long_ends, short_end = await run_together([*(long() for _ in range(workers)), short()])
     return short_end < min(long_ends)

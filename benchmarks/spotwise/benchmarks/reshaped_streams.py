@@ -17,8 +17,8 @@ from spotwise.benchmarks.moved_streams import (
     run_stream,
     send_anew,
 )
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.running import running_state
 from spotwise.core.messages.reshape import PredictedReshape, ReshapeMesh, ReshapeReply
@@ -85,19 +85,18 @@ async def reshaped(
     """
     streams = [Stream(prompt) for prompt in prompts]
     tokens = len(expected[0])
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
-            await all_begun(streams, tasks)
-            store = await RedisStore.connect(endpoint.redis_url)
-            try:
-                ordered_s = time.perf_counter()
-                change, prediction = await order_reshape(running_state(endpoint.name).nats_url, config)
-                deployment = await until_reshaped(store, change, config)
-                await asyncio.gather(*tasks)
-                ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
-            finally:
-                await store.close()
+    async with GatewayClient(endpoint.url) as client:
+        tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
+        await all_begun(streams, tasks)
+        store = await RedisStore.connect(endpoint.redis_url)
+        try:
+            ordered_s = time.perf_counter()
+            change, prediction = await order_reshape(running_state(endpoint.name).nats_url, config)
+            deployment = await until_reshaped(store, change, config)
+            await asyncio.gather(*tasks)
+            ledgers = [await completed_ledger(store, stream.request_id) for stream in streams]
+        finally:
+            await store.close()
     moves = [facts for ledger in ledgers for facts in moves_of(ledger)]
     usual = sorted(stream.usual_gap_s(ordered_s) for stream in streams)
     return Reshaped(
@@ -165,7 +164,7 @@ async def restarted(
     streams = [Stream(prompt) for prompt in prompts]
     async with contextlib.AsyncExitStack() as clients:
         async with _mesh(before) as endpoint:
-            client = await clients.enter_async_context(open_client(endpoint.url))
+            client = await clients.enter_async_context(GatewayClient(endpoint.url))
             tasks = [asyncio.create_task(run_stream(client, endpoint.model, stream, tokens)) for stream in streams]
             await all_begun(streams, tasks)
             stopped_s = time.perf_counter()
@@ -173,7 +172,7 @@ async def restarted(
     cut_off = [stream for stream in streams if len(stream.token_ids) < tokens]
     if not cut_off:
         raise CommandError("all streams ended before the mesh had stopped; give them more --tokens")
-    async with _mesh(after) as endpoint, open_client(endpoint.url) as client:
+    async with _mesh(after) as endpoint, GatewayClient(endpoint.url) as client:
         await asyncio.gather(*(send_anew(client, endpoint.model, stream, tokens) for stream in cut_off))
     return tuple(stream.longest_gap_s(stopped_s) for stream in cut_off)
 

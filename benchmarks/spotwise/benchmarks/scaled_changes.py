@@ -23,8 +23,8 @@ from spotwise.benchmarks.moved_streams import (
 from spotwise.benchmarks.planner_load import PlannerLoad
 from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.reshaped_streams import differences, order_reshape, until_reshaped
-from spotwise.cli.bench.completion import open_client
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.drain import send_notice
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.running import running_state
@@ -160,7 +160,7 @@ class ScaledMesh:
     async def _changed(self, name: str, carry_out: Callable[[RedisStore], Awaitable[Carried]]) -> ScaledChange:
         """Carry out a change once all streams have begun, and read what became of them."""
         streams = [Stream(prompt, seed=self._seed + number) for number, prompt in enumerate(self._prompts)]
-        async with open_client(self._endpoint.url) as client, _store(self._endpoint) as store:
+        async with GatewayClient(self._endpoint.url) as client, _store(self._endpoint) as store:
             tasks = [
                 asyncio.create_task(run_stream(client, self._endpoint.model, stream, self._tokens))
                 for stream in streams

@@ -20,12 +20,13 @@ from spotwise.benchmarks.moved_streams import Stream, run_stream
 from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, figures_table, plot_runs
 from spotwise.benchmarks.spot_run import FIRST_TOKENS, SEED, SpotRequest, SpotRunResult, run_load, trace_start
 from spotwise.benchmarks.spot_simulated import agreement_rows, simulate_run
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt
+from spotwise.cli.bench.completion import random_prompt
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.options import EngineKind
+from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.mesh.running import running_state
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
@@ -207,13 +208,12 @@ async def _alone(
     """Send each prompt alone."""
     await undisturbed(endpoint, prompts[:1], tokens)  # what is first is slower
     found = []
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            for prompt in prompts:
-                stream, sent_s = Stream(prompt, seed=SEED), time.perf_counter()
-                await run_stream(client, endpoint.model, stream, tokens)
-                found.append(_timed(stream, sent_s))
-                answered()
+    async with GatewayClient(endpoint.url) as client:
+        for prompt in prompts:
+            stream, sent_s = Stream(prompt, seed=SEED), time.perf_counter()
+            await run_stream(client, endpoint.model, stream, tokens)
+            found.append(_timed(stream, sent_s))
+            answered()
     return found
 
 
@@ -237,6 +237,5 @@ def _model_of(endpoint: MeshEndpoint) -> ModelShape:
 
 async def _first_answer(endpoint: MeshEndpoint, prompt: list[int]) -> None:
     """Wait until the mesh, which begins without an instance, serves."""
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client:
-            await run_stream(client, endpoint.model, Stream(prompt), FIRST_TOKENS)
+    async with GatewayClient(endpoint.url) as client:
+        await run_stream(client, endpoint.model, Stream(prompt), FIRST_TOKENS)

@@ -10,11 +10,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-import httpx
-
 from spotwise.benchmarks.moved_streams import Stream, completed_ledger, moves_of, run_stream
-from spotwise.cli.bench.completion import open_client
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import run_folder
@@ -145,7 +143,7 @@ async def run_load(
     watch = _FleetWatch(endpoint, result)
     store = await RedisStore.connect(endpoint.redis_url)
     try:
-        async with open_client(endpoint.url) as client:
+        async with GatewayClient(endpoint.url) as client:
             began_s = time.perf_counter()
             watching = asyncio.create_task(watch.run(began_s, store))
             sent = (_send(client, endpoint.model, each, prompts, began_s, watch, answered) for each in load)
@@ -162,7 +160,7 @@ async def run_load(
 
 
 async def _send(
-    client: httpx.AsyncClient,
+    client: GatewayClient,
     model: str,
     request: SpotRequest,
     prompts: Sequence[list[int]],
@@ -175,8 +173,8 @@ async def _send(
     watch.open_requests += 1
     try:
         await run_stream(client, model, stream, request.tokens)
-    except (CommandError, httpx.HTTPError) as error:
-        answer.failure = str(error) or type(error).__name__
+    except CommandError as error:
+        answer.failure = str(error)
     watch.open_requests -= 1
     answer.ended_s = time.perf_counter() - began_s
     answer.token_ids = stream.token_ids

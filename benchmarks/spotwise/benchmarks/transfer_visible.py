@@ -12,8 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
+from spotwise.cli.bench.completion import random_prompt, run_completion
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.access import open_store
 from spotwise.cli.profile_run import Ledger, whole_ledger
@@ -68,14 +69,13 @@ async def measure_hand_offs(
     """
     rng = random.Random(seed)
     found = []
-    with http_errors_as_command_errors(mesh.url):
-        async with open_client(mesh.url) as client, open_store(mesh.redis_url) as store:
-            for number in range(requests + 1):
-                for length in lengths:
-                    request_id = await run_completion(client, mesh.model, random_prompt(rng, length), output_tokens)
-                    if number > 0:
-                        found.append(_hand_off(length, await _ledger(store, request_id)))
-                    done()
+    async with GatewayClient(mesh.url) as client, open_store(mesh.redis_url) as store:
+        for number in range(requests + 1):
+            for length in lengths:
+                request_id = await run_completion(client, mesh.model, random_prompt(rng, length), output_tokens)
+                if number > 0:
+                    found.append(_hand_off(length, await _ledger(store, request_id)))
+                done()
     return found
 
 

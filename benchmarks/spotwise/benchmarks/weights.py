@@ -25,7 +25,7 @@ from spotwise.benchmarks.weights_end import EndOptions, Way
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.options import parse_size
+from spotwise.cli.launch.given_options import parse_size
 
 _END_S = 10.0
 _RAW_SHARE = 0.8

@@ -10,21 +10,22 @@ import typer
 from rich.console import Console
 
 from spotwise.cli.client.chat_stream import AnswerFigures, ChatClient
-from spotwise.cli.client.gateway_access import CaFile, find_gateway
+from spotwise.cli.client.gateway_access import CaFile, GatewayUrl, find_gateway
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh.options import MeshName
 
 _HELP = "/reset forgets the conversation, /exit or Ctrl-D leaves, Ctrl-C stops an answer"
 
 
 def chat(
     prompt: Annotated[str | None, typer.Argument(help="Ask this and leave; without it, a conversation.")] = None,
-    url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
+    url: GatewayUrl = None,
     gateway: Annotated[
         list[str] | None,
         typer.Option(help="A further gateway, where an answer goes on if the first is gone; repeatable."),
     ] = None,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    name: MeshName = DEFAULT_NAME,
     system: Annotated[str | None, typer.Option(help="System message.")] = None,
     max_tokens: Annotated[int | None, typer.Option(min=1, help="Longest answer, in tokens.")] = None,
     temperature: Annotated[float, typer.Option(min=0.0, max=2.0, help="0 is greedy.")] = 0.7,

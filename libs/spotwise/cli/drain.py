@@ -14,6 +14,7 @@ from rich.console import Console
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.options import MeshName, NatsUrl, RedisUrl
 from spotwise.cli.mesh.running import MeshAddresses, find_broker, find_mesh
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.core.messages.mesh import DrainReply
@@ -33,9 +34,9 @@ def drain(
     worker: Annotated[str, typer.Argument(help="Id of the worker or device, as `spotwise status` shows it.")],
     deadline: Annotated[str, typer.Option(help="Deadline of the worker, such as 30s or 2m.")] = "30s",
     wait: Annotated[bool, typer.Option(help="Wait until the worker has left.")] = False,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    nats_url: NatsUrl = None,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Let a worker finish its requests, take nothing new, and leave; requests left at the deadline continue elsewhere. A device
     leaves once its groups are formed anew without it."""

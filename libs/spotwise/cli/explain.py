@@ -16,6 +16,7 @@ from rich.table import Table
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import open_store
+from spotwise.cli.mesh.options import MeshName, RedisUrl
 from spotwise.cli.mesh.running import find_store
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.wire import subjects
@@ -28,8 +29,8 @@ def explain(
         str,
         typer.Argument(help="Id of the answer, or the client's own X-Request-Id."),
     ],
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    redis_url: RedisUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Show what every member did for a request: workers, queues, KV moved and over what, TTFT, TPOT, tokens."""

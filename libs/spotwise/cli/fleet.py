@@ -17,6 +17,7 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.lazy_group import lazy_group
 from spotwise.cli.mesh.access import connect_bus
+from spotwise.cli.mesh.options import MeshName, NatsUrl
 from spotwise.cli.mesh.running import find_broker
 from spotwise.cli.mesh.watching import watch as watch_live
 from spotwise.cli.quantities import duration_text
@@ -58,8 +59,8 @@ app = typer.Typer(
 @app.callback(invoke_without_command=True)
 def fleet(
     context: typer.Context,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    nats_url: NatsUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
     gone: Annotated[bool, typer.Option("--gone", help="Also instances that are gone.")] = False,

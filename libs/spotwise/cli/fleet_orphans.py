@@ -15,6 +15,7 @@ from rich.table import Table
 from spotwise.cli.errors import CommandError
 from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh.options import NatsUrl
 from spotwise.cli.mesh.running import find_broker
 from spotwise.cli.quantities import duration_text
 from spotwise.cloud.ec2_client import Ec2Options
@@ -33,7 +34,7 @@ FleetFileOption = Annotated[Path, typer.Option("--fleet", help="The mesh's fleet
 def orphans(
     fleet: FleetFileOption,
     name: Annotated[str, typer.Option(help="The mesh's name, by which its instances are tagged.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
+    nats_url: NatsUrl = None,
     end: Annotated[bool, typer.Option("--end", help="End them.")] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Do not ask before.")] = False,
 ) -> None:

@@ -11,12 +11,13 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import CommandError
+from spotwise.cli.launch.given_options import size_option
 from spotwise.cli.launch.mesh_processes import joining_worker
-from spotwise.cli.launch.options import parse_size
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.worker_options import require_worker_id
 from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.cli.mesh.access import open_store, operator_access
+from spotwise.cli.mesh.options import MeshName
 from spotwise.cli.mesh.running import running_state
 from spotwise.mesh.service.registration import holder
 
@@ -32,18 +33,17 @@ class HomePool(StrEnum):
 def join(
     pool: Annotated[HomePool, typer.Argument(help="Home pool of the worker.")],
     worker_id: Annotated[str | None, typer.Option("--id", help="Id of the worker; by default a new one.")] = None,
-    kv_cache: Annotated[str | None, typer.Option(help="KV memory of the worker, for instance 4GiB.")] = None,
+    kv_cache_bytes: Annotated[
+        int | None, size_option("--kv-cache", help="KV memory of the worker, for instance 4GiB.")
+    ] = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Compute threads of the worker.")] = None,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    name: MeshName = DEFAULT_NAME,
 ) -> None:
     """Add a worker to a running mesh, in the foreground; Ctrl-C or `spotwise drain` removes it again."""
     worker_id = worker_id or f"{pool}-{uuid.uuid4().hex[:6]}"
     require_worker_id(worker_id, "--id")
-    changes: dict[str, object] = {}
-    if threads is not None:
-        changes["threads"] = threads
-    if kv_cache is not None:
-        changes["kv_cache_bytes"] = parse_size(kv_cache, "--kv-cache")
+    own = {"threads": threads, "kv_cache_bytes": kv_cache_bytes}
+    changes = {name: value for name, value in own.items() if value is not None}
     state = running_state(name)
     asyncio.run(_require_free(state.redis_url, worker_id))
     plan = joining_worker(

@@ -13,6 +13,7 @@ from rich.console import Console
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.options import MeshName, NatsUrl, RedisUrl
 from spotwise.cli.mesh.running import MeshAddresses, find_mesh
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
@@ -30,9 +31,9 @@ _LEDGER_DELAY_S = 1.0
 def move(
     request_id: Annotated[str, typer.Argument(help="Id of the answer; all its running choices move.")],
     worker: Annotated[str, typer.Argument(help="Id of the worker to move it to, as `spotwise status` shows it.")],
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    nats_url: NatsUrl = None,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Move a running request to another worker, with its KV: it goes on there at its next token."""
     mesh = find_mesh(name, nats_url, redis_url)

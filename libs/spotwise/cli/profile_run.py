@@ -8,8 +8,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spotwise.cli.bench.completion import http_errors_as_command_errors, open_client, random_prompt, run_completion
+from spotwise.cli.bench.completion import random_prompt, run_completion
 from spotwise.cli.bench.servers import MeshEndpoint
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.cli.mesh.status_table import gather_status
@@ -100,27 +101,26 @@ async def measure_costs(
     rng = random.Random(seed)
     found = Measurements()
     workers = await _workers(endpoint, found)
-    with http_errors_as_command_errors(endpoint.url):
-        async with open_client(endpoint.url) as client, open_store(endpoint.redis_url) as store:
-            # The first request of all pays for connections and one-time computation.
-            await run_completion(client, endpoint.model, random_prompt(rng, 16), 4)
-            seen = {worker.id: (await _recent(worker)).last for worker in workers}
-            for step in steps:
-                prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
-                completions = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
-                request_ids = await asyncio.gather(*completions)
-                ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
-                times: list[IterationTime] = []
-                for worker in workers:
-                    recent = await _recent(worker, seen[worker.id])
-                    seen[worker.id] = recent.last
-                    times += recent.times
-                found.iterations += times
-                for ledger in ledgers:
-                    _note_transfer(ledger, found)
-                if step.requests == 1:
-                    _note_messages(ledgers[0], times, found)
-                done()
+    async with GatewayClient(endpoint.url) as client, open_store(endpoint.redis_url) as store:
+        # The first request of all pays for connections and one-time computation.
+        await run_completion(client, endpoint.model, random_prompt(rng, 16), 4)
+        seen = {worker.id: (await _recent(worker)).last for worker in workers}
+        for step in steps:
+            prompts = [random_prompt(rng, step.prompt_tokens) for _ in range(step.requests)]
+            completions = (run_completion(client, endpoint.model, prompt, step.output_tokens) for prompt in prompts)
+            request_ids = await asyncio.gather(*completions)
+            ledgers = [await whole_ledger(store, each, _is_whole, _LEDGER_WAIT_S) for each in request_ids]
+            times: list[IterationTime] = []
+            for worker in workers:
+                recent = await _recent(worker, seen[worker.id])
+                seen[worker.id] = recent.last
+                times += recent.times
+            found.iterations += times
+            for ledger in ledgers:
+                _note_transfer(ledger, found)
+            if step.requests == 1:
+                _note_messages(ledgers[0], times, found)
+            done()
     return found
 
 

@@ -14,6 +14,7 @@ from rich.live import Live
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import connect_bus, connect_store
+from spotwise.cli.mesh.options import MeshName, NatsUrl, RedisUrl
 from spotwise.cli.mesh.running import MeshAddresses, find_mesh
 from spotwise.cli.reshape_view import ReshapeProgress, plan_table
 from spotwise.core.messages.members import Member, MemberState
@@ -41,9 +42,9 @@ def reshape(
     timeout: Annotated[
         float, typer.Option(min=1, help="Seconds to wait for the end; the re-shape goes on after.")
     ] = 300.0,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    nats_url: Annotated[str | None, typer.Option(help="NATS URL of a mesh on other machines.")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    nats_url: NatsUrl = None,
+    redis_url: RedisUrl = None,
 ) -> None:
     """Change how the devices of a mesh are grouped, while it serves: new groups form, and running requests move to them."""
     _order_reshape(ReshapeMesh(parse_shape(config), dry_run), find_mesh(name, nats_url, redis_url), timeout)

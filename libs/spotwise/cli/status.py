@@ -12,6 +12,7 @@ from rich.console import Console
 
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.launch.supervision.run_state import RunState, ServiceState
+from spotwise.cli.mesh.options import MeshName, RedisUrl
 from spotwise.cli.mesh.running import find_store, running_state
 from spotwise.cli.mesh.watching import watch as watch_live
 
@@ -22,8 +23,8 @@ _PIPE_WIDTH = 240
 
 
 def status(
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
-    redis_url: Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")] = None,
+    name: MeshName = DEFAULT_NAME,
+    redis_url: RedisUrl = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Refresh every second until Ctrl-C.")] = False,
 ) -> None:

@@ -64,7 +64,7 @@ async def test_every_server_gets_the_same_prompts() -> None:
     assert (figures["steady_requests"], figures["long_requests"]) == (len(sent) - 3, 3)
 
 
-@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "answers 429")])
+@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "status 429")])
 async def test_a_server_that_fails_ends_the_run(answer: ServerAnswer, message: str) -> None:
     """With one error for the user, whichever loop met it first."""
     async with gateway(*[answer] * 100) as (url, _):

@@ -118,7 +118,7 @@ async def test_a_long_prompt_that_is_too_short_is_an_error() -> None:
             await measure_newcomers(ServerEndpoint(url, "any"), SHAPE, 7, settle=at_once)
 
 
-@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "answers 429")])
+@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "status 429")])
 @pytest.mark.parametrize("place", ["warm-up", "long prompt", "newcomer"])
 async def test_a_request_that_fails_ends_the_run(answer: ServerAnswer, message: str, place: str) -> None:
     """With one error for the user, whichever request it was."""

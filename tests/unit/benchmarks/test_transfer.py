@@ -113,7 +113,7 @@ async def answered(writer: asyncio.StreamWriter) -> None:
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
-async def test_a_store_that_is_away_is_http_errors_as_command_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_store_that_is_away_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """A lost store is a command error, at the start and when a ledger is read."""
     lost = LostStore()
     async with gateway(answered, answered) as (url, _):

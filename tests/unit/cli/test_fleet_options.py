@@ -9,6 +9,7 @@ import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.fleet_options import fleet_options
+from spotwise.cli.launch.given_options import FleetChoice
 from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.core.costs.cost_profile import BUILT_IN
@@ -96,12 +97,10 @@ def test_what_does_not_go_together_is_refused(spotwise: CommandLine, files: Path
     assert not list(files.rglob("*.log"))
 
 
-def given(file: Path | None, trace: Path | None, **options: float | None) -> FleetOptions | None:
+def given(file: Path | None, trace: Path | None, **options: float) -> FleetOptions | None:
     """Check options, those that are not given being unset."""
-    unset = dict.fromkeys(
-        ("compress", "grace_s", "budget_per_h", "on_demand_floor", "spares", "latency_target_s"), None
-    )
-    return fleet_options(run_folder("default"), file, trace, **(unset | options))  # type: ignore[arg-type]
+    paths = {name: path for name, path in (("file", file), ("trace", trace)) if path is not None}
+    return fleet_options(run_folder("default"), FleetChoice.model_validate(paths | options))
 
 
 def test_without_file_and_trace_nothing_is_bought() -> None:

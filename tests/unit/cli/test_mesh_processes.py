@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.mesh_processes import joining_worker, mesh_processes
-from spotwise.cli.launch.options import EngineKind, MeshOptions
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
 from spotwise.cli.launch.worker_processes import LocalHost
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.options import MeshOptions, parse_size
+from spotwise.cli.launch.given_options import parse_size
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import cache_folder, run_folder
 
 

@@ -5,22 +5,34 @@ from __future__ import annotations
 import pytest
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.worker_options import PoolShapes, parse_parallel
-from spotwise.core.parallel.config import ParallelConfig
+from spotwise.cli.launch.options import GroupShape, WorkerPools
+from spotwise.cli.launch.worker_options import parse_parallel
+
+
+def pools(prompt: int = 0, token: int = 0, mixed: int = 0, **shapes: GroupShape) -> WorkerPools:
+    """Return so many workers of each pool."""
+    return WorkerPools.model_validate(
+        {"prompt_workers": prompt, "token_workers": token, "mixed_workers": mixed, **shapes}
+    )
+
+
+def shape(stages: int, shards: int) -> GroupShape:
+    """Return the processes of a worker."""
+    return GroupShape(stages=stages, shards=shards)
 
 
 @pytest.mark.parametrize(
-    ("text", "shapes"),
+    ("text", "expected"),
     [
-        ("1,2,3", PoolShapes(mixed=ParallelConfig(1, 2, 3))),
-        ("1,1,3+1,2,1", PoolShapes(prompt=ParallelConfig(1, 1, 3), token=ParallelConfig(1, 2, 1))),
-        ("2+4,1,3", PoolShapes(prompt=ParallelConfig(2, 1, 3), token=ParallelConfig(4, 1, 3))),
-        (" 1, 2, 1 ", PoolShapes(mixed=ParallelConfig(1, 2, 1))),
+        ("1,2,3", pools(mixed=1, mixed_shape=shape(2, 3))),
+        ("1,1,3+1,2,1", pools(prompt=1, token=1, prompt_shape=shape(1, 3), token_shape=shape(2, 1))),
+        ("2+4,1,3", pools(prompt=2, token=4, prompt_shape=shape(1, 3), token_shape=shape(1, 3))),
+        (" 1, 2, 1 ", pools(mixed=1, mixed_shape=shape(2, 1))),
     ],
 )
-def test_pools_have_shapes(text: str, shapes: PoolShapes) -> None:
+def test_pools_have_shapes(text: str, expected: WorkerPools) -> None:
     """Both phases together, apart with a shape each, apart with one shape."""
-    assert parse_parallel(text) == shapes
+    assert parse_parallel(text) == expected
 
 
 @pytest.mark.parametrize("text", ["", "2", "1,2", "0,1,1", "1,1,3,8", "1,1,3+1", "a,b,c", "1,1,3+1,2,1+1,1,1"])

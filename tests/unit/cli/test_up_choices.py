@@ -9,28 +9,28 @@ import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.gateway_options import require_keys
-from spotwise.cli.launch.options import MeshOptions, unnamed_pools
+from spotwise.cli.launch.options import MeshOptions
+from spotwise.cli.launch.worker_options import PoolOptions, planned_pools
 from spotwise.cli.report import public_access_warning
 
 
 @pytest.mark.parametrize(
-    ("prompt", "token", "mixed", "expected"),
+    ("named", "expected"),
     [
-        (None, None, 0, (1, 1)),
-        (2, None, 0, (2, 1)),
-        (None, 3, 0, (1, 3)),
-        (None, None, 1, (0, 0)),
-        (1, None, 2, (1, 0)),
-        (None, 2, 1, (0, 2)),
-        (0, 0, 1, (0, 0)),
-        (0, None, 0, (0, 1)),  # refused afterwards: no worker for prompts
+        ({}, (1, 1, 0)),
+        ({"prompt_workers": 2}, (2, 1, 0)),
+        ({"token_workers": 3}, (1, 3, 0)),
+        ({"mixed_workers": 1}, (0, 0, 1)),
+        ({"prompt_workers": 1, "mixed_workers": 2}, (1, 0, 2)),
+        ({"token_workers": 2, "mixed_workers": 1}, (0, 2, 1)),
+        ({"prompt_workers": 0, "token_workers": 0, "mixed_workers": 1}, (0, 0, 1)),
+        ({"prompt_workers": 0}, (0, 1, 0)),  # refused afterwards: no worker for prompts
     ],
 )
-def test_pools_that_were_not_named(
-    prompt: int | None, token: int | None, mixed: int, expected: tuple[int, int]
-) -> None:
+def test_pools_that_were_not_named(named: dict[str, int], expected: tuple[int, int, int]) -> None:
     """One worker of each phase; beside mixed workers none, because those do both."""
-    assert unnamed_pools(prompt, token, mixed) == expected
+    pools = planned_pools(PoolOptions.model_validate(named), is_bought=False)
+    assert (pools.prompt_workers, pools.token_workers, pools.mixed_workers) == expected
 
 
 def options(host: str) -> MeshOptions:

@@ -9,21 +9,15 @@ from __future__ import annotations
 import itertools
 import random
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-import httpx
-
-from spotwise.cli.client.gateway_access import client_options
-from spotwise.cli.client.resumable_stream import decode_event
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 
 #: Ids that every tokenizer has beyond its special tokens.
 _TOKEN_IDS = range(100, 10_000)
-_TIMEOUT_S = 600.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,15 +61,8 @@ def completion_body(model: str, prompt: list[int], output_tokens: int, *, stream
     return whole | {"stream": True, "stream_options": {"include_usage": True}} if stream else whole
 
 
-def open_client(url: str, ca_file: Path | None = None) -> httpx.AsyncClient:
-    """An HTTP client with unlimited connections and a long timeout."""
-    return httpx.AsyncClient(
-        **client_options(url, ca_file), timeout=_TIMEOUT_S, limits=httpx.Limits(max_connections=None)
-    )
-
-
 async def stream_completion(
-    client: httpx.AsyncClient,
+    client: GatewayClient,
     model: str,
     prompt: list[int],
     output_tokens: int,
@@ -85,23 +72,14 @@ async def stream_completion(
     """Stream one completion, with further parameters, to its end; calls `arrived` at each chunk with output.
 
     Raises:
-        CommandError: the stream carried an error, or not `output_tokens` tokens.
-        httpx.HTTPError: the server did not answer, or answered with an error.
+        CommandError: the server did not answer, or answered with an error; the stream had not `output_tokens` tokens.
     """
     body = completion_body(model, prompt, output_tokens, stream=True) | dict(options or {})
     sent_s = time.perf_counter()
     arrivals_s: list[float] = []
     produced = 0
-    async with client.stream("POST", "/v1/completions", json=body) as response:
-        if response.is_error:
-            await response.aread()
-            response.raise_for_status()
-        async for line in response.aiter_lines():
-            event = decode_event(line)
-            if event is None:
-                continue
-            if "error" in event:
-                raise CommandError(f"a stream failed: {event['error']['message']}")
+    async with client.events("/v1/completions", body) as events:
+        async for event in events:
             if event["choices"]:
                 arrivals_s.append(time.perf_counter())
                 arrived()
@@ -112,27 +90,14 @@ async def stream_completion(
     return Answer(sent_s, tuple(arrivals_s), produced)
 
 
-async def run_completion(client: httpx.AsyncClient, model: str, prompt: list[int], output_tokens: int) -> str:
+async def run_completion(client: GatewayClient, model: str, prompt: list[int], output_tokens: int) -> str:
     """Request one completion without streaming, and return the request's id.
 
     Raises:
-        CommandError: not `output_tokens` tokens.
-        httpx.HTTPError: the server did not answer, or answered with an error.
+        CommandError: the server did not answer, or answered with an error, or not with `output_tokens` tokens.
     """
-    response = await client.post("/v1/completions", json=completion_body(model, prompt, output_tokens, stream=False))
-    answer = response.raise_for_status().json()
+    answer = await client.post("/v1/completions", completion_body(model, prompt, output_tokens, stream=False))
     produced = answer["usage"]["completion_tokens"]
     if produced != output_tokens:
         raise CommandError(f"an answer brought {produced} tokens where {output_tokens} were requested")
     return str(answer["id"])
-
-
-@contextmanager
-def http_errors_as_command_errors(url: str) -> Iterator[None]:
-    """Convert any `httpx.HTTPError` to `CommandError`."""
-    try:
-        yield
-    except httpx.HTTPStatusError as error:
-        raise CommandError(f"{url} answers {error.response.status_code}: {error.response.text}") from error
-    except httpx.HTTPError as error:
-        raise CommandError(f"{url} does not answer: {str(error) or type(error).__name__}") from error

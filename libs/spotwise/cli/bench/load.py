@@ -17,18 +17,14 @@ from typing import Annotated, Any, Self, TypeVar
 
 import typer
 
-from spotwise.cli.bench.completion import (
-    Answer,
-    http_errors_as_command_errors,
-    open_client,
-    random_prompt,
-    stream_completion,
-)
+from spotwise.cli.bench.completion import Answer, random_prompt, stream_completion
 from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
-from spotwise.cli.client.gateway_access import CaFile, find_gateway
+from spotwise.cli.client.gateway_access import CaFile, GatewayUrl, find_gateway
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.mesh.options import MeshName
 from spotwise.core.percentile import percentile
 
 Answered = TypeVar("Answered")
@@ -116,8 +112,8 @@ def load(
     input_tokens: Annotated[int, typer.Option(min=1)] = 128,
     output_tokens: Annotated[int, typer.Option(min=2)] = 64,
     requests: Annotated[int, typer.Option(min=1, help="Requests of each stream.")] = 3,
-    url: Annotated[str | None, typer.Option(help="A gateway; by default that of this machine's mesh.")] = None,
-    name: Annotated[str, typer.Option(help="Which of this machine's meshes.")] = DEFAULT_NAME,
+    url: GatewayUrl = None,
+    name: MeshName = DEFAULT_NAME,
     json: Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")] = None,
     seed: Annotated[int, typer.Option(help="Seed of the random prompts.")] = 1,
     ca: CaFile = None,
@@ -153,20 +149,18 @@ async def run_round(
         CommandError: the gateway fails.
     """
     rng = random.Random(shape.seed)
-    with http_errors_as_command_errors(url):
-        async with open_client(url, ca_file) as client:
-            listed = (await client.get("/v1/models")).raise_for_status().json()["data"]
-            served = models or [listed[0]["id"]]
+    async with GatewayClient(url, ca_file) as client:
+        served = models or (await client.models())[:1]
 
-            async def send(stream: int, _: int) -> Answer:
-                prompt = random_prompt(rng, shape.input_tokens)
-                model = served[stream % len(served)]
-                return await stream_completion(client, model, prompt, shape.output_tokens, options=options)
+        async def send(stream: int, _: int) -> Answer:
+            prompt = random_prompt(rng, shape.input_tokens)
+            model = served[stream % len(served)]
+            return await stream_completion(client, model, prompt, shape.output_tokens, options=options)
 
-            await run_closed_loop(shape.streams, range(1).__contains__, send)  # warms connections and caches
-            started_s = time.perf_counter()
-            answers = await run_closed_loop(shape.streams, range(shape.requests).__contains__, send, answered)
-            return RoundMeasurements.of(answers, time.perf_counter() - started_s)
+        await run_closed_loop(shape.streams, range(1).__contains__, send)  # warms connections and caches
+        started_s = time.perf_counter()
+        answers = await run_closed_loop(shape.streams, range(shape.requests).__contains__, send, answered)
+        return RoundMeasurements.of(answers, time.perf_counter() - started_s)
 
 
 def _rows(streams: int, measured: RoundMeasurements) -> list[ReportRow]:

@@ -9,10 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import httpx
-
-from spotwise.cli.client.resumable_stream import ResumableStream, refusal
-from spotwise.cli.errors import CommandError
+from spotwise.cli.client.resumable_stream import ResumableStream
 
 
 @dataclass(slots=True)
@@ -51,7 +48,6 @@ class ChatClient:
     """
 
     def __init__(self, *urls: str, ca_file: Path | None = None) -> None:
-        self._url = urls[0]
         self._http = ResumableStream(urls, ca_file)
 
     def close(self) -> None:
@@ -60,13 +56,7 @@ class ChatClient:
 
     def model(self) -> str:
         """The served model's name; raises `CommandError` where the gateway does not answer or refuses the request."""
-        try:
-            response = self._http.first.get("/v1/models")
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
-        if response.status_code != httpx.codes.OK:
-            raise CommandError(refusal(response.status_code, response.content))
-        return str(response.json()["data"][0]["id"])
+        return self._http.models()[0]
 
     def stream(self, body: dict[str, Any], figures: AnswerFigures) -> Generator[str, None, None]:
         """Send a chat completion; yields its text as it arrives and fills `figures`; closing the iterator cancels the request.
@@ -81,8 +71,6 @@ class ChatClient:
         try:
             with contextlib.closing(self._http.events("/v1/chat/completions", request)) as events:
                 for event in events:
-                    if "error" in event:
-                        raise CommandError(f"the mesh broke off: {event['error'].get('message', event['error'])}")
                     if event.get("usage"):
                         figures.output_tokens = event["usage"]["completion_tokens"]
                     for choice in event["choices"]:
@@ -93,17 +81,5 @@ class ChatClient:
                             figures.ttft_s = first_s - sent_s
                             figures.decode_s = now_s - first_s
                             yield text
-        except httpx.HTTPError as error:
-            raise self._unreachable(error) from error
         finally:
             figures.request_id = self._http.request_id
-
-    def _unreachable(self, error: httpx.HTTPError) -> CommandError:
-        if "CERTIFICATE_VERIFY_FAILED" in str(error):
-            return CommandError(
-                f"the certificate of {self._url} is not trusted ({error}); give its authority with --ca FILE, or in "
-                "SPOTWISE_CA_FILE"
-            )
-        if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
-            return CommandError(f"nothing answers at {self._url}; start a mesh with `spotwise up`, or give its --url")
-        return CommandError(f"{self._url} broke off ({str(error) or type(error).__name__}); look at `spotwise status`")

@@ -14,6 +14,9 @@ import typer
 from spotwise.cli.errors import OptionError
 from spotwise.cli.mesh.running import running_state
 
+GatewayUrl: TypeAlias = Annotated[
+    str | None, typer.Option("--url", help="A gateway; by default that of this machine's mesh.")
+]
 CaFile: TypeAlias = Annotated[
     Path | None,
     typer.Option(

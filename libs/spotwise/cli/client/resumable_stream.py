@@ -10,17 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import orjson
 
+from spotwise.cli.client.events import decode_event
+from spotwise.cli.client.failures import RequestRefusedError, request_failures
 from spotwise.cli.client.gateway_access import client_options
-from spotwise.cli.errors import CommandError
-
-
-def decode_event(line: str) -> dict[str, Any] | None:
-    """Decode one line of a stream; `None` for a blank line, a comment and `[DONE]`. Raises `orjson.JSONDecodeError`."""
-    data = line.removeprefix("data:").strip()
-    return orjson.loads(data) if line.startswith("data:") and data != "[DONE]" else None
-
+from spotwise.cli.client.gateway_client import listed_models
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.
@@ -43,26 +37,34 @@ class ResumableStream:
 
     def __init__(self, urls: Sequence[str], ca_file: Path | None = None) -> None:
         timeout = httpx.Timeout(_READ_TIMEOUT_S, connect=_CONNECT_TIMEOUT_S)
+        self._urls = ", ".join(urls)
         self._clients = [httpx.Client(**client_options(url, ca_file), timeout=timeout) for url in urls]
         self.request_id: str | None = None
-
-    @property
-    def first(self) -> httpx.Client:
-        """The first gateway's client."""
-        return self._clients[0]
 
     def close(self) -> None:
         """Close the connections."""
         for client in self._clients:
             client.close()
 
+    def models(self) -> list[str]:
+        """Return the names of the models that the first gateway serves; raises `CommandError` where it does not answer, or
+        refuses the request.
+        """
+        first = self._clients[0]
+        with request_failures(_url_of(first)):
+            return listed_models(first.get("/v1/models").raise_for_status().json())
+
     def events(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         """Yield the data of each event, once. Closing the generator cancels the request.
 
         Raises:
-            CommandError: the mesh refuses the request, or says that it cannot go on.
-            httpx.HTTPError: no gateway answers, or none went on with a stream in time.
+            CommandError: the mesh refuses the request, or says that it cannot go on; no gateway answers, or none went on with
+                the stream in time.
         """
+        with request_failures(self._urls):
+            yield from self._resumed_events(path, body)
+
+    def _resumed_events(self, path: str, body: dict[str, Any]) -> Generator[dict[str, Any], None, None]:
         event_id = next_id = ""
         broken_s: float | None = None
         clients = itertools.cycle(self._clients)
@@ -74,7 +76,7 @@ class ResumableStream:
                     {"Last-Event-ID": event_id} if event_id else {}
                 )
                 with client.stream("POST", path, json=body, headers=headers) as response:
-                    self._check(response, may_retry=bool(event_id))
+                    self._check(client, response, may_retry=bool(event_id))
                     self.request_id = response.headers.get("X-Request-Id")
                     for line in response.iter_lines():
                         if line.startswith("data: [DONE]"):
@@ -100,13 +102,14 @@ class ResumableStream:
                     time.sleep(_PAUSE_S)
             client = next(clients)
 
-    def _check(self, response: httpx.Response, *, may_retry: bool) -> None:
+    def _check(self, client: httpx.Client, response: httpx.Response, *, may_retry: bool) -> None:
         if response.status_code == httpx.codes.OK:
             return
+        content = response.read()
         if may_retry and response.status_code in _LATER:
             raise httpx.HTTPStatusError(f"status {response.status_code}", request=response.request, response=response)
         self.request_id = response.headers.get("X-Request-Id")
-        raise CommandError(refusal(response.status_code, response.read()))
+        raise RequestRefusedError(_url_of(client), response.status_code, content)
 
     def _cancel(self, client: httpx.Client, event_id: str) -> None:
         if event_id:
@@ -114,11 +117,5 @@ class ResumableStream:
                 client.delete(f"/v1/requests/{event_id.partition('.')[0]}", timeout=_CONNECT_TIMEOUT_S)
 
 
-def refusal(status: int, content: bytes) -> str:
-    """Return what to tell the user about an answer that is an error."""
-    try:
-        message = orjson.loads(content)["error"]["message"]
-    except (orjson.JSONDecodeError, KeyError, TypeError):
-        message = content.decode(errors="replace")[:200]
-    hint = "; set SPOTWISE_API_KEY to a valid key" if status == httpx.codes.UNAUTHORIZED else ""
-    return f"refused with status {status}: {message}{hint}"
+def _url_of(client: httpx.Client) -> str:
+    return str(client.base_url).rstrip("/")

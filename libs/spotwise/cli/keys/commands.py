@@ -23,6 +23,7 @@ from spotwise.cli.drain import parse_duration
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import open_store
+from spotwise.cli.mesh.options import MeshName, RedisUrl
 from spotwise.cli.mesh.running import find_store
 from spotwise.cli.quantities import duration_text
 from spotwise.core.access.keys import (
@@ -99,8 +100,6 @@ def _utc(unix_s: float | None) -> str | None:
 KeyName: TypeAlias = Annotated[
     str, typer.Argument(metavar="NAME", help="Name of the key: the tenant of what it requests.")
 ]
-MeshName: TypeAlias = Annotated[str, typer.Option("--name", help="Which of this machine's meshes.")]
-RedisUrl: TypeAlias = Annotated[str | None, typer.Option(help="Redis URL of a mesh on other machines.")]
 AsJson: TypeAlias = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 Scopes: TypeAlias = Annotated[
     list[KeyScope] | None,

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.given_options import FleetChoice
+from spotwise.cli.launch.option_groups import given_flags
 from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.core.fleet.policy import FleetPolicy
@@ -19,39 +21,20 @@ _LOCAL_FLEET = Path(__file__).parent / "local_fleet" / "fleet.toml"
 _FIRST_GROUP_S = 60.0
 
 
-def fleet_options(
-    folder: RunFolder,
-    file: Path | None,
-    trace: Path | None,
-    *,
-    compress: float | None,
-    grace_s: float | None,
-    budget_per_h: float | None,
-    on_demand_floor: int | None,
-    spares: int | None,
-    latency_target_s: float | None,
-    is_simulated: bool = False,
-) -> FleetOptions | None:
+def fleet_options(folder: RunFolder, given: FleetChoice, *, is_simulated: bool = False) -> FleetOptions | None:
     """Return how a mesh gets its devices; `None` where nothing is bought. `is_simulated`: these only take the time.
 
     Raises:
         OptionError: a file cannot be read, or options do not go together.
     """
-    if file is None and trace is None:
-        given = {
-            "--compress": compress,
-            "--grace": grace_s,
-            "--budget": budget_per_h,
-            "--on-demand-floor": on_demand_floor,
-            "--spares": spares,
-            "--latency-target": latency_target_s,
-        }
-        if names := [name for name, value in given.items() if value is not None]:
-            raise OptionError(f"{', '.join(names)}: only a mesh whose machines are bought has that; add --fleet FILE")
+    trace = given.trace
+    if not given.is_bought:
+        if flags := given_flags(given):
+            raise OptionError(f"{', '.join(flags)}: only a mesh whose machines are bought has that; add --fleet FILE")
         return None
-    if trace is None and (compress is not None or grace_s is not None):
+    if trace is None and given_flags(given, ("compress", "grace_s")):
         raise OptionError("--compress and --grace are about a trace; add --trace FILE")
-    file = (file or _LOCAL_FLEET).absolute()
+    file = (given.file or _LOCAL_FLEET).absolute()
     try:
         fleet = read_fleet(file)
         if trace is not None:
@@ -67,24 +50,18 @@ def fleet_options(
         )
     if trace is not None:
         _refuse_what_no_trace_takes(file, fleet)
-    refuse_what_cannot_be_bought(file, fleet, budget_per_h=budget_per_h, floor=on_demand_floor)
+    refuse_what_cannot_be_bought(file, fleet, budget_per_h=given.budget_per_h, floor=given.on_demand_floor)
     if is_simulated and (wide := [each.name for each in fleet.types if each.devices > 1]):
         raise OptionError(f"--engine simulated: its instances have one device; {file}: types.{wide[0]}.devices is more")
     devices = max(each.devices for each in fleet.types)
     limit = 1 if fleet.local is None else max(1, fleet.local.limit)
     waits_s = _FIRST_GROUP_S + FleetPolicy().late_factor * max(each.start_s for each in fleet.types)
+    own: dict[str, Path | None] = {"file": file, "trace": None if trace is None else trace.absolute()}
     return FleetOptions(
-        file=file,
+        **dict(given) | own,
         folder=folder.path / "instances",
         profile=fleet.types[0].profile,
         most_devices=devices * limit,
-        trace=None if trace is None else trace.absolute(),
-        compress=1.0 if compress is None else compress,
-        grace_s=grace_s,
-        budget_per_h=budget_per_h,
-        on_demand_floor=on_demand_floor or 0,
-        spares=spares,
-        latency_target_s=latency_target_s,
         max_unready_s=None if "SPOTWISE_MAX_UNREADY_S" in os.environ else waits_s,
         max_queue_s=None if "SPOTWISE_MAX_QUEUE_S" in os.environ else waits_s,
     )

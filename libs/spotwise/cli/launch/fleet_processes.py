@@ -7,7 +7,8 @@ import os
 import sys
 from collections.abc import Mapping
 
-from spotwise.cli.launch.options import EngineKind, FleetOptions, MeshOptions
+from spotwise.cli.launch.given_options import EngineKind
+from spotwise.cli.launch.options import FleetOptions, MeshOptions
 from spotwise.cli.launch.simulated_processes import simulated_env
 from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker
 from spotwise.mesh.embedded.child_process import identify

@@ -1,4 +1,4 @@
-"""Checks of the gateways' options before a mesh starts: who may use them, their certificate and their ports."""
+"""Checks of the gateways' options before a mesh starts: who may use them, their servers, certificate and ports."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ import socket
 from pathlib import Path
 
 from spotwise.cli.errors import CommandError, OptionError
+from spotwise.cli.launch.given_options import LaunchOptions
+from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.mesh.embedded.child_process import quiet_ports
 from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.process.secrets import require_private
@@ -63,6 +65,17 @@ def _open_port(host: str, port: int, probes: contextlib.ExitStack) -> int:
 
 def _no_address(host: str) -> OptionError:
     return OptionError(f"--host {host!r} is no address of this machine; 0.0.0.0 means all of its own")
+
+
+def require_servers(launch: LaunchOptions) -> None:
+    """Check the URLs of servers that run already; raises `OptionError`, also for an option that only embedded ones have."""
+    for url, option in ((launch.nats_url, "--nats-url"), (launch.redis_url, "--redis-url")):
+        if url is not None:
+            server_addresses(url, option)
+    if launch.keep_store and launch.redis_url is not None:
+        raise OptionError(
+            "--keep-store: what the server of --redis-url keeps is its own configuration's; leave one out"
+        )
 
 
 def has_configured_keys(api_keys_file: Path | None) -> bool:

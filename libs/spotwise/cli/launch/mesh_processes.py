@@ -7,7 +7,8 @@ from dataclasses import replace
 from types import MappingProxyType
 
 from spotwise.cli.launch.fleet_processes import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
-from spotwise.cli.launch.options import EngineKind, MeshOptions
+from spotwise.cli.launch.given_options import EngineKind
+from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
 from spotwise.cli.launch.simulated_processes import simulated_group_processes, simulated_processes, simulated_workers
 from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_processes

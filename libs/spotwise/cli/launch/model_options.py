@@ -1,4 +1,4 @@
-"""Checks of the model's options before a mesh starts: its adapters, further names and device, and its files, with progress."""
+"""The options of `spotwise up` about the model, and their checks: its adapters, further names and device, and its files."""
 
 from __future__ import annotations
 
@@ -7,7 +7,10 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
+import typer
+from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -17,7 +20,33 @@ from spotwise.cli.launch.run_folder import cache_folder
 from spotwise.core.requests.names import model_aliases, named_folders, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import AdapterError, ModelError
-from spotwise.engine.model.model_store import ModelLocation, resolve_model
+from spotwise.engine.model.model_store import DEFAULT_MODEL, ModelLocation, resolve_model
+
+
+class ModelChoice(BaseModel):
+    """The options that say what is served, and under which names."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL
+    model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None
+    aliases: Annotated[
+        list[str],
+        typer.Option(
+            "--model-alias",
+            metavar="NAME=MODEL",
+            help="A further name of the model, or of an adapter; *=MODEL: any name that is not known; repeatable.",
+        ),
+    ] = []
+    adapters: Annotated[
+        list[str],
+        typer.Option(
+            "--adapter",
+            metavar="NAME=FOLDER",
+            help="A LoRA adapter (PEFT's layout) that requests may name as their model; repeatable.",
+        ),
+    ] = []
+
 
 _SETTING = "SPOTWISE_ADAPTERS"
 

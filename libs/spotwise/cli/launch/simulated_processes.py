@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from spotwise.cli.launch.options import POOLS, MeshOptions, SimulatedKv
+from spotwise.cli.launch.given_options import SimulatedKv
+from spotwise.cli.launch.options import POOLS, MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, policy_env, service
 
 #: Members of one process of simulated workers or devices at most; one that pushes real KV has threads and sockets of its own.

@@ -1,28 +1,65 @@
-"""Options of workers: `--parallel D,P,M`, and values that a worker's own settings check."""
+"""The options of `spotwise up` about workers: `--parallel D,P,M`, and values that a worker's own settings check."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import os
+from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch.given_options import EngineKind, LaunchOptions, PoolSizes
+from spotwise.cli.launch.option_groups import given_flags
+from spotwise.cli.launch.options import GroupShape, WorkerPools
+from spotwise.cli.profile_files import read_profile
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.worker.policy import Scheduling
 from spotwise.core.worker.scheduling.policies import served_policies
 from spotwise.worker.settings import WorkerSettings
 
 
-@dataclass(frozen=True, slots=True)
-class PoolShapes:
-    """Configurations by pool; `None`: the pool has no workers."""
+class PoolOptions(PoolSizes):
+    """The options that say how many workers there are, and of how many processes."""
 
-    prompt: ParallelConfig | None = None
-    token: ParallelConfig | None = None
-    mixed: ParallelConfig | None = None
+    parallel: Annotated[
+        str | None,
+        typer.Option(
+            metavar="D,P,M",
+            help="D workers of both phases, each of P stages of M shards, instead of the three options above.",
+        ),
+    ] = None
+    devices: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="With --parallel: processes that compute; those that no worker needs at first wait for a re-shape.",
+        ),
+    ] = None
 
 
-def parse_parallel(text: str) -> PoolShapes:
+def planned_pools(given: PoolOptions, *, is_bought: bool) -> WorkerPools:
+    """Return the workers of each pool; without any where the planner decides what serves, of devices that are bought.
+
+    Raises:
+        OptionError: options that do not go together.
+    """
+    named = {name: getattr(given, name) for name in PoolSizes.model_fields if name in given.model_fields_set}
+    if is_bought:
+        if given.parallel is not None or given.devices is not None or any(named.values()):
+            raise OptionError("--fleet and --trace: the planner decides what serves; leave out workers and devices")
+        return WorkerPools(prompt_workers=0, token_workers=0)
+    if given.parallel is not None:
+        if any(named.values()):
+            raise OptionError("--parallel says how many workers there are; leave out --prompt-workers and its like")
+        return parse_parallel(given.parallel)
+    if given.devices is not None:
+        raise OptionError("--devices: only workers of --parallel can be re-shaped; add for instance --parallel 1,1,1")
+    unnamed = 0 if given.mixed_workers else 1  # mixed workers do both phases
+    return WorkerPools(**{"prompt_workers": unnamed, "token_workers": unnamed, **named})
+
+
+def parse_parallel(text: str) -> WorkerPools:
     """Read `D,P,M` (workers of both phases), `D,P,M+D,P,M` (prompt and token pool) or `Dprompt+Dtoken,P,M` (of one shape).
 
     Raises:
@@ -32,7 +69,7 @@ def parse_parallel(text: str) -> PoolShapes:
     try:
         if len(parts) == 2 and all(part.count(",") == 2 for part in parts):
             prompt, token = map(ParallelConfig.parse, parts)
-            return PoolShapes(prompt=prompt, token=token)
+            return _split_pools(prompt.data, _shape(prompt), token.data, _shape(token))
         config = ParallelConfig.parse(text)
         if text.count(",") != 2:
             raise ValueError(f"{text!r} names a batch size, which --max-num-seqs of workers is for")
@@ -41,10 +78,45 @@ def parse_parallel(text: str) -> PoolShapes:
             f"--parallel: {error}; write for instance 1,2,3 (one worker of 2 stages of 3 shards), or 1,1,3+1,2,1 "
             "(a prompt and a token worker)"
         ) from error
-    if not config.is_split:
-        return PoolShapes(mixed=config)
-    shape = (config.pipeline, config.tensor)
-    return PoolShapes(prompt=ParallelConfig(config.prompt_data, *shape), token=ParallelConfig(config.data, *shape))
+    if config.is_split:
+        return _split_pools(config.prompt_data, _shape(config), config.data, _shape(config))
+    return WorkerPools(prompt_workers=0, token_workers=0, mixed_workers=config.data, mixed_shape=_shape(config))
+
+
+def _split_pools(prompts: int, prompt: GroupShape, tokens: int, token: GroupShape) -> WorkerPools:
+    return WorkerPools(prompt_workers=prompts, token_workers=tokens, prompt_shape=prompt, token_shape=token)
+
+
+def _shape(config: ParallelConfig) -> GroupShape:
+    return GroupShape(stages=config.pipeline, shards=config.tensor)
+
+
+def require_engine_options(launch: LaunchOptions, pools: WorkerPools) -> None:
+    """Refuse options that the workers' engine or scheduling policy does not have; raises `OptionError`."""
+    is_simulated = launch.engine is EngineKind.SIMULATED
+    if not is_simulated and (flags := given_flags(launch, ("speed", "simulated_kv"))):
+        raise OptionError(f"{', '.join(flags)}: only a simulated mesh has that option; add --engine simulated")
+    has_queues = (launch.policy or os.environ.get("SPOTWISE_POLICY")) == Scheduling.MLFQ
+    if launch.profile is not None and not has_queues and not is_simulated:
+        raise OptionError("--profile: only mlfq and simulated workers use it; add --policy mlfq or --engine simulated")
+    if launch.kv_host_bytes is not None and not has_queues and "SPOTWISE_WHEN_FULL" not in os.environ:
+        raise OptionError("--kv-host: nothing is swapped; add --policy mlfq")
+    if launch.profile is not None:
+        costs = read_profile(launch.profile, "--profile")  # before anything starts; the workers read it again
+        if is_simulated and costs.link is None and pools.prompt_workers + pools.token_workers:
+            raise OptionError(
+                f"--profile {launch.profile}: it has no cost of hand-offs; serve with mixed workers alone (--prompt-workers 0 "
+                "--token-workers 0 --mixed-workers 2), or record a mesh that hands over with `spotwise profile`"
+            )
+
+
+def policy_option() -> Any:
+    """Return the option of the workers' scheduling policy."""
+    return typer.Option(
+        parser=policy_name,
+        metavar=f"<{'|'.join(served_policies())}>",
+        help="Scheduling policy; mlfq: no short request waits behind a long one.",
+    )
 
 
 def policy_name(text: str) -> str:

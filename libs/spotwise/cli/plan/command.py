@@ -10,7 +10,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.options import parse_size
+from spotwise.cli.launch.given_options import parse_size
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.plan.document import plan_document
 from spotwise.cli.plan.lanes import lanes

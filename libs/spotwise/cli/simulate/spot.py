@@ -10,7 +10,7 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch.options import parse_size
+from spotwise.cli.launch.given_options import parse_size
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import load_lines, read_profile
 from spotwise.cli.simulate.documents import write_document

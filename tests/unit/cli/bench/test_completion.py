@@ -9,25 +9,20 @@ import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import (
-    Answer,
-    http_errors_as_command_errors,
-    random_prompt,
-    run_completion,
-    stream_completion,
-)
+from spotwise.cli.bench.completion import Answer, random_prompt, run_completion, stream_completion
+from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 
 TOKEN = {"choices": [{"text": "a"}], "usage": None}
 
 
-def stream_of(*events: dict[str, Any]) -> httpx.AsyncClient:
+def stream_of(*events: dict[str, Any]) -> GatewayClient:
     """Return a client whose server streams these events, after a comment."""
     body = (
         b": hello\n\n" + b"".join(b"data: " + orjson.dumps(event) + b"\n\n" for event in events) + b"data: [DONE]\n\n"
     )
     answer = httpx.Response(200, content=body, headers={"content-type": "text/event-stream"})
-    return httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
+    return GatewayClient("http://server", transport=httpx.MockTransport(lambda _: answer))
 
 
 def usage(tokens: int) -> dict[str, object]:
@@ -53,7 +48,7 @@ async def test_fewer_tokens_than_requested_are_an_error() -> None:
 async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
     """An unstreamed answer is identified by its id, and has as many tokens as requested."""
     answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
-    client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(lambda _: answer))
+    client = GatewayClient("http://server", transport=httpx.MockTransport(lambda _: answer))
     assert await run_completion(client, "m", [1], 3) == "cmpl-7"
     with pytest.raises(CommandError, match="brought 3 tokens where 4"):
         await run_completion(client, "m", [1], 4)
@@ -63,21 +58,6 @@ async def test_an_error_in_the_stream_is_reported() -> None:
     """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
         await stream_completion(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
-
-
-async def test_refusals_are_http_errors_as_command_errors() -> None:
-    """A refusal is an error with status and text; a closed port one that names the connection."""
-
-    def refuse(request: httpx.Request) -> httpx.Response:
-        return httpx.Response(429, text="full")
-
-    def hang_up(request: httpx.Request) -> httpx.Response:
-        raise httpx.ConnectError("refused")
-
-    for server, message in ((refuse, "http://server answers 429: full"), (hang_up, "does not answer: refused")):
-        client = httpx.AsyncClient(base_url="http://server", transport=httpx.MockTransport(server))
-        with pytest.raises(CommandError, match=message), http_errors_as_command_errors("http://server"):
-            await stream_completion(client, "m", [1], 3)
 
 
 def test_times_of_an_answer() -> None:
