@@ -12,7 +12,8 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Member
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import BusMessage
-from spotwise.wire.codec import MalformedMessageError, decode
+from spotwise.wire.codec import decode
+from spotwise.wire.message_codec import MalformedMessageError
 
 #: A submission that no order to a worker has followed for so long waits in the scheduler's queue.
 _QUEUED_AFTER_S = 0.05

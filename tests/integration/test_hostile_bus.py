@@ -27,7 +27,8 @@ from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.metrics_server import HostMetrics
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import until
 from tests.property.any_messages import any_message

@@ -32,7 +32,7 @@ _TEXTS = ["", "w0", "r0", "gateway", "é", "x" * 300]
 def any_value(rng: random.Random, hint: Any, name: str = "", depth: int = 0) -> Any:
     """Return a value of a type that core's messages have as a field's."""
     origin = get_origin(hint)
-    if name in _KNOWN and hint in (str, int) and rng.random() < 0.9:
+    if name in _KNOWN and hint is type(_KNOWN[name][0]) and rng.random() < 0.9:
         return rng.choice(_KNOWN[name])
     if origin in (Union, types.UnionType):
         chosen = rng.choice([None, *(arg for arg in get_args(hint) if arg is not type(None))])

@@ -14,7 +14,8 @@ from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.messages import mesh as m
 from spotwise.core.spot.policy import WatchPolicy
 from spotwise.core.spot.role import SpotWatcherRole
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 from tests.property.any_messages import any_message
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners

@@ -20,6 +20,7 @@ from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.requests.request import FinishReason, StopCriteria
 from spotwise.core.requests.sampling import Pooling, SamplingParams, TokenLogprobs
 from spotwise.wire import codec, codec_records
+from spotwise.wire.message_codec import MalformedMessageError
 
 U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
@@ -366,7 +367,7 @@ def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
     """Any bytes decode to a message or raise `MalformedMessageError`."""
     try:
         received = codec.decode(payload)
-    except codec.MalformedMessageError:
+    except MalformedMessageError:
         return
     assert isinstance(received, get_args(m.Message))
 
@@ -383,6 +384,6 @@ def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: s
         del payload[at:]
     try:
         received = codec.decode(bytes(payload))
-    except codec.MalformedMessageError:
+    except MalformedMessageError:
         return
     assert isinstance(received, get_args(m.Message))

@@ -21,7 +21,8 @@ from spotwise.core.messages.mesh import DrainReply
 from spotwise.core.messages.worker import Drain
 from spotwise.mesh.ports.ports import BusMessage, MeshError, NoResponderError
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 
 _UNITS_S = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400}
 _REPLY_TIMEOUT_S = 3.0

@@ -19,7 +19,8 @@ from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 from spotwise.wire.roles import MeshRole
 
 #: The source has answered by then, whatever becomes of the move: a reservation, a copy, an acknowledgement.

@@ -23,7 +23,8 @@ from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.planner.plan import Plan, ReshapeStage
 from spotwise.mesh.ports.ports import BusMessage, MeshError, MeshStore, MessageBus, NoResponderError, ReplyTimeoutError
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 
 #: A planner surveys silent devices for less than two seconds; another one may take over before.
 _REPLY_TIMEOUT_S = 10.0

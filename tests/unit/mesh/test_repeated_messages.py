@@ -9,7 +9,8 @@ import pytest
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.mesh.ports.ports import BusMessage
 from spotwise.mesh.service.outbox import RepeatedMessages
-from spotwise.wire.codec import MalformedMessageError, encode
+from spotwise.wire.codec import encode
+from spotwise.wire.message_codec import MalformedMessageError
 
 MEMBER = Member("device-1", MemberKind.DEVICE, 1, MemberState.READY, "a-host", 1, "a:1")
 

@@ -10,7 +10,7 @@ import pytest
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from spotwise.wire import codec, codec_members, codec_records
-from spotwise.wire.codec import MalformedMessageError
+from spotwise.wire.message_codec import MalformedMessageError
 from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, request_pb2, spot_pb2, worker_pb2
 
 

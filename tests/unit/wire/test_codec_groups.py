@@ -13,8 +13,8 @@ from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvTarget, QueueLevel, RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams, TokenLogprobs
-from spotwise.wire.codec import MalformedMessageError
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_order, encode_report
+from spotwise.wire.message_codec import MalformedMessageError
 from spotwise.wire.v1 import group_pb2
 
 RECORD = RequestRecord(

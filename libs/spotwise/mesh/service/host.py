@@ -30,7 +30,8 @@ from spotwise.mesh.service.registration import new_member, registration_ttl_s, w
 from spotwise.mesh.service.run import bus_and_store, control_access, control_server
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 from spotwise.wire.roles import ROLE_OF
 from spotwise.wire.senders import may_send
 

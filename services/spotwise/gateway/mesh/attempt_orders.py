@@ -23,7 +23,8 @@ from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.ports import MeshError, NoRoomError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.wire import subjects
-from spotwise.wire.codec import MalformedMessageError, decode, encode
+from spotwise.wire.codec import decode, encode
+from spotwise.wire.message_codec import MalformedMessageError
 
 _log = structlog.get_logger(__name__)
 
