@@ -10,13 +10,13 @@ from spotwise.core.requests.request import (
     FINISH_EVENT,
     TRANSITIONS,
     FinishReason,
-    IllegalTransitionError,
     RequestEvent,
     RequestState,
     StopCriteria,
     advance,
     is_terminal,
 )
+from spotwise.core.transitions import IllegalTransitionError
 
 S, E = RequestState, RequestEvent
 

@@ -8,13 +8,14 @@ Tokens are missing where a later one has overtaken them, or where a worker has l
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, field
 
+from spotwise.core.gateway.attempt import ATTEMPTS, OVER, AttemptEvent, AttemptState
 from spotwise.core.gateway.recovery import AttemptHistory
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason, RequestEvent, RequestState, advance
 from spotwise.core.requests.sampling import TokenLogprobs
+from spotwise.core.transitions import follow
 
 
 @dataclass(slots=True)
@@ -23,7 +24,7 @@ class OpenRequest:
 
     Attributes:
         deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
-        queued, rejected: a scheduler has accepted the attempt, or rejected it: then none, and no worker, has it.
+        attempt: where the attempt is (`attempt.py`).
         first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
@@ -41,7 +42,7 @@ class OpenRequest:
         held_s: when a scheduler or a worker last named the attempt as held; counts once one has it.
         accepted_s: since when a scheduler or a worker has the attempt; `None` while none has.
         lost_since_s: when the first attempt since the last token was lost, later by as long as others were held since.
-        retry_at_s: when the next attempt begins; `None` while one runs, infinite while the client does not read.
+        retry_at_s: when the next attempt begins, once this one is lost or rejected.
     """
 
     choice_id: str
@@ -51,8 +52,7 @@ class OpenRequest:
     state: RequestState = RequestState.WAITING
     epoch: int = 0
     attempt_id: int = 0
-    queued: bool = False
-    rejected: bool = False
+    attempt: AttemptState = AttemptState.SUBMITTED
     first_accepted: int | None = None
     announced: bool = False
     workers: tuple[str, ...] = ()
@@ -74,14 +74,15 @@ class OpenRequest:
     held_s: float = 0.0
     accepted_s: float | None = None
     lost_since_s: float | None = None
-    retry_at_s: float | None = None
+    retry_at_s: float = 0.0
     history: AttemptHistory = field(default_factory=AttemptHistory)
 
     def begin_attempt(self, attempt_id: int, now: float) -> None:
         """Start the next attempt from the committed tokens and reset the last one's state."""
         self.epoch += 1
         self.attempt_id = attempt_id
-        self.workers, self.senders, self.assigned, self.queued, self.rejected = (), (), False, False, False
+        self.note(AttemptEvent.BEGUN)
+        self.workers, self.senders, self.assigned = (), (), False
         self.first_index = len(self.token_ids)
         if not self.token_ids:
             self.model_digest = None
@@ -92,17 +93,27 @@ class OpenRequest:
         self.source_tokens.clear()
         self.doubted_s.clear()
         self.gap_since_s = None
-        self.submitted_s, self.accepted_s, self.retry_at_s = now, None, None
+        self.submitted_s, self.accepted_s = now, None
         self.history.began()
+
+    def note(self, event: AttemptEvent) -> None:
+        """Advance the attempt's state."""
+        self.attempt = follow(ATTEMPTS, self.attempt, event)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether its newest attempt is over, and the next one has not begun."""
+        return self.attempt in OVER
 
     @property
     def is_parked(self) -> bool:
         """Whether it has no attempt, nor will have one, until its client reads."""
-        return self.retry_at_s == math.inf
+        return self.attempt is AttemptState.PARKED
 
     def park(self) -> None:
         """Have no attempt; the recovery of a lost one begins anew when the client reads."""
-        self.retry_at_s, self.lost_since_s = math.inf, None
+        self.note(AttemptEvent.PARKED)
+        self.lost_since_s = None
 
     @property
     def is_first_attempt(self) -> bool:
@@ -129,6 +140,7 @@ class OpenRequest:
     def assign(self, prompt_worker: str, token_worker: str, now: float) -> None:
         """Set the workers that the scheduler named; it may be late, and the attempt have moved."""
         self.accepted(now)
+        self.note(AttemptEvent.PLACED)
         if self.hop:
             self.assigned, self.senders = True, tuple(dict.fromkeys((*self.senders, prompt_worker, token_worker)))
             return
@@ -143,6 +155,7 @@ class OpenRequest:
             if self.assigned or self.hop:
                 self.unclaimed.append((batch.worker_id, delta))
                 return False
+            self.note(AttemptEvent.PLACED)
             others, sender = self.workers, (batch.worker_id,)
             is_token_worker = delta.token_index > self.first_index
             self.workers = self.senders = (*others, *sender) if is_token_worker else (*sender, *others)
@@ -162,6 +175,7 @@ class OpenRequest:
         if report.hop <= self.hop:
             return []
         self.hop = report.hop
+        self.note(AttemptEvent.PLACED)
         before, self.workers = self.workers, (report.worker_id,)
         self.senders = tuple(dict.fromkeys((report.worker_id, report.source_id, *before)))
         self.source_tokens = dict(enumerate(report.token_ids, report.first_index))

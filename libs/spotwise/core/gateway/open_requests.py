@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.attempt import AttemptEvent, AttemptState
 from spotwise.core.gateway.open_request import OpenRequest
 from spotwise.core.gateway.recovery import MAX_FRUITLESS, RecoveryLimits
 from spotwise.core.messages import mesh as m
@@ -52,7 +53,7 @@ class OpenRequests:
     def running(self, choice_id: str, epoch: int) -> OpenRequest | None:
         """Return the request where an attempt is its current one, and is not lost."""
         request = self.current(choice_id, epoch)
-        return request if request is not None and request.retry_at_s is None else None
+        return request if request is not None and not request.is_over else None
 
     def current(self, choice_id: str, epoch: int) -> OpenRequest | None:
         """Return the request where an attempt is its last one, lost or not."""
@@ -85,13 +86,18 @@ class OpenRequests:
         suspects: m.Suspects = (),
         felled: m.Member | None = None,
         held_until_s: float | None = None,
+        how: AttemptEvent = AttemptEvent.LOST,
     ) -> None:
         """Retry, or fail the request when recovery is too long or fruitless.
 
-        `felled`: the worker that ended with it; `held_until_s`: until when it was held and not stalled, `None` for `now`.
+        `felled`: the worker that ended with it; `held_until_s`: until when it was held and not stalled, `None` for `now`;
+        `how`: REJECTED where a scheduler has rejected it.
         """
-        if request.retry_at_s is not None:
-            return  # lost already, and the next attempt is scheduled
+        was_over = request.is_over
+        if not was_over or how is AttemptEvent.REJECTED:
+            request.note(how)
+        if was_over:
+            return  # the next attempt is scheduled
         request.was_held(now if held_until_s is None else held_until_s)
         self.record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
         if suspects:
@@ -125,6 +131,7 @@ class OpenRequests:
 
     def unpark(self, request: OpenRequest, now: float) -> None:
         """Let the next attempt begin at the next tick."""
+        request.note(AttemptEvent.UNPARKED)
         request.retry_at_s = now
         self.record(request, "unparked", now)
 
@@ -134,13 +141,13 @@ class OpenRequests:
         for request in self:
             if self.end_overdue(request, now):
                 continue
-            if request.retry_at_s is not None:
-                if request.retry_at_s > now:
+            if request.is_over:
+                if request.is_parked or request.retry_at_s > now:
                     continue
                 if request.history.is_suspect:
                     if tries_a_suspect is None:
                         tries_a_suspect = any(
-                            each.history.is_suspect and each.retry_at_s is None for each in self._requests.values()
+                            each.history.is_suspect and not each.is_over for each in self._requests.values()
                         )
                     if tries_a_suspect:
                         self._wait_for_suspect(request, now)
@@ -186,7 +193,7 @@ class OpenRequests:
         assert is_terminal(request.state)
         del self._requests[request.choice_id]
         self._attempts.pop(request.attempt_id, None)
-        if request.rejected:  # the scheduler has dropped it, and in an overload there are many
+        if request.attempt is AttemptState.REJECTED:  # the scheduler has dropped it, and in an overload there are many
             self.commands.append(g.DeleteRecord(request.choice_id))
         else:
             self.commands.append(g.CloseAttempts(request.closing(finished=finished)))
@@ -199,7 +206,6 @@ class OpenRequests:
 
     def _wait_for_suspect(self, request: OpenRequest, now: float) -> None:
         """Retry later; the time limit of its recovery, if it runs, does not run meanwhile."""
-        assert request.retry_at_s is not None
         retry_at_s = now + self._limits.retry_pause_s
         if request.lost_since_s is not None:
             request.lost_since_s += retry_at_s - request.retry_at_s

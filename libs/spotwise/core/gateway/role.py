@@ -21,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway.attempt import AttemptEvent, AttemptState
 from spotwise.core.gateway.heartbeats import ActiveScheduler, ReceivedBatches
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.gateway.open_request import OpenRequest
@@ -122,7 +123,7 @@ class GatewayRole:
 
     def _queued(self, event: m.RequestAccepted, now: float) -> None:
         if (request := self._requests.current(event.choice_id, event.epoch)) is not None:
-            request.queued = True
+            request.note(AttemptEvent.ACCEPTED)
             request.accepted(now)
 
     def _assigned(self, event: m.RequestAssigned, now: float) -> None:
@@ -142,25 +143,24 @@ class GatewayRole:
         request = self._requests.current(event.choice_id, event.epoch)
         if request is None:
             return
-        request.rejected = True
-        if event.code is m.RejectCode.BOUND_TOO_LARGE:
-            self._requests.attempt_lost(request, event.message, now)  # the next one is sized by the workers of then
-        elif request.is_first_attempt or event.code is m.RejectCode.DEADLINE_EXCEEDED:
+        is_too_large = event.code is m.RejectCode.BOUND_TOO_LARGE  # the next one is sized by the workers of then
+        is_final = request.is_first_attempt or event.code is m.RejectCode.DEADLINE_EXCEEDED
+        if is_final and not is_too_large:
+            request.note(AttemptEvent.REJECTED)
             self._requests.fail(request, event.code.value, event.message, event.retry_after_s, now)
         else:
-            self._requests.attempt_lost(request, event.message, now)
+            self._requests.attempt_lost(request, event.message, now, how=AttemptEvent.REJECTED)
 
     def _submit_failed(self, event: g.SubmitFailed, now: float) -> None:
         request = self._requests.current(event.choice_id, event.epoch)
-        if request is None:
-            return
-        if request.queued or request.workers:
+        if request is None or request.attempt is not AttemptState.SUBMITTED:
             return  # the answer came late, and by itself
         if not request.is_first_attempt:
             self._requests.attempt_lost(request, event.reason, now)
         elif event.store_is_away:
             self._requests.fail(request, g.FAIL_STORE, event.reason, 1.0, now)
         elif now - request.received_s < self.limits.submit_s:
+            request.note(AttemptEvent.LOST)
             request.retry_at_s = now + self.limits.retry_pause_s
         else:
             self._requests.fail(request, g.FAIL_NO_SCHEDULER, event.reason, 1.0, now)
@@ -169,8 +169,9 @@ class GatewayRole:
         """Submit what waits for a scheduler to the one that acts now; the first that is heard of may have accepted some."""
         reason = f"{member.kind.value} {member.id} has taken over"
         for request in self._requests:
-            waits_for_suspect = request.retry_at_s is not None and request.history.is_suspect
-            if request.workers or request.is_parked or waits_for_suspect or (is_first and request.queued):
+            waits_for_suspect = request.is_over and request.history.is_suspect
+            may_be_known = is_first and request.attempt is AttemptState.QUEUED
+            if request.workers or request.is_parked or waits_for_suspect or may_be_known:
                 continue
             self._requests.record(request, "attempt_lost", now, reason=reason, tokens=len(request.token_ids))
             request.was_held(now)
@@ -305,7 +306,7 @@ class GatewayRole:
         for request in self._requests:
             if event.drained:
                 request.prompt_worker_left(member.id)
-            waits = is_scheduler and request.queued and not request.workers and request.retry_at_s is None
+            waits = is_scheduler and request.attempt is AttemptState.QUEUED
             if waits or member.id in request.workers:
                 reason = f"{member.kind.value} {member.id} {event.reason}"
                 self._requests.attempt_lost(request, reason, now, felled=None if waits else felled)

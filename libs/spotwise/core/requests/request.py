@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 from types import MappingProxyType
 
+from spotwise.core.transitions import follow
 from spotwise.core.values import value
 
 
@@ -91,16 +92,9 @@ FINISH_EVENT: Mapping[FinishReason, RequestEvent] = MappingProxyType(
 )
 
 
-class IllegalTransitionError(RuntimeError):
-    """A move that the table does not have: a bug in the caller."""
-
-
 def advance(state: RequestState, event: RequestEvent) -> RequestState:
     """Return the state that follows; `IllegalTransitionError` where the table has no such move."""
-    try:
-        return TRANSITIONS[state][event]
-    except KeyError:
-        raise IllegalTransitionError(f"no transition from {state.value} on {event.value}") from None
+    return follow(TRANSITIONS, state, event)
 
 
 def is_terminal(state: RequestState) -> bool:
