@@ -10,7 +10,7 @@ from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.sequences.moves import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
+from spotwise.core.worker.sequences.move import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
 from spotwise.core.worker.sequences.token_side import REPEAT_S, SILENT_AFTER_S
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of

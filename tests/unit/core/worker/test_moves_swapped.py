@@ -8,7 +8,7 @@ from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import KvTarget
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.sequences.moves import RESERVED_WITHIN_S, RETURNED_WITHIN_S
+from spotwise.core.worker.sequences.move import RESERVED_WITHIN_S, RETURNED_WITHIN_S
 from tests.unit.core.builders import ledger, only, sent
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows
 from tests.unit.core.worker.test_swaps import POLICY, one_leaves

@@ -203,7 +203,7 @@ class Iterations:
             case ExaminationVerdict.ENGINE_FAILS:
                 self.broken = f"the engine fails for every request: {event.reason}"
                 self._give_back([each for each in self._table if not each.pending_free], self.broken, now)
-        self._moves.iteration_failed(members)
+        self._moves.iteration_failed(members, now)
 
     def _give_back(self, sequences: list[Sequence], reason: str, now: float) -> None:
         for sequence in sequences:

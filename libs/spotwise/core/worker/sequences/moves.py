@@ -21,23 +21,24 @@ from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason, RequestEvent
 from spotwise.core.worker.kv.allocator import KvAllocator
+from spotwise.core.worker.sequences.move import MoveEvent, MoveStep, SequenceMove
 from spotwise.core.worker.sequences.prompt_side import PromptSide
-from spotwise.core.worker.sequences.sequence import KvPlace, MoveStep, Sequence, SequenceMove
+from spotwise.core.worker.sequences.sequence import KvPlace, Sequence
 from spotwise.core.worker.sequences.table import SequenceTable
 
-#: A parked sequence whose gateway is not heard of for so long goes on where it was.
-ACKNOWLEDGED_WITHIN_S = 2.0
-#: A target that does not answer a reservation for so long has not received it.
-RESERVED_WITHIN_S = 2.0
-#: A move waits no longer for KV to come back from the host.
-RETURNED_WITHIN_S = 2.0
-#: A copy of full blocks, and an iteration that a parked sequence is in, end within so long, or the sequence goes on here:
-#: links that lose packets have ended by their own bound by then, and a stuck iteration is its watchdog's.
-COPIED_WITHIN_S = 60.0
 #: Length of a reservation's lease.
 LEASE_S = 3.0
 #: Tokens that a sequence may decode here after its reservation was made, at most: then it parks.
 TOKENS_AHEAD = 64
+#: Why a move ends where a step of it lasts too long.
+_TOO_LONG = {
+    MoveStep.RETURNING: "its KV did not come back from the host in time",
+    MoveStep.RESERVING: "the target did not answer",
+    MoveStep.COPYING: "its KV was not copied in time",
+    MoveStep.PARKING: "the iteration that it was in did not end in time",
+}
+#: Steps in which the transport reads the sequence's blocks.
+_COPIES = (MoveStep.COPYING, MoveStep.PARKING)
 
 
 class MoveSide:
@@ -107,7 +108,7 @@ class MoveSide:
             self._abandon(sequence, m.MoveOutcome.REFUSED, reason, now)
 
     def _ask_for_blocks(self, sequence: Sequence, move: SequenceMove, now: float) -> None:
-        move.step, move.asked_s = MoveStep.RESERVING, now
+        move.note(MoveEvent.ASKED, now)
         sequence.lease_s = LEASE_S
         move.hop = sequence.hops_asked = max(sequence.hop, sequence.hops_asked) + 1
         order, left = move.order, sequence.remaining_tokens_here
@@ -142,14 +143,15 @@ class MoveSide:
         sequence = self._answered(report.choice_id, report.epoch, target.worker_id)
         if sequence is None or sequence.move is None:
             return  # too late, or a repetition: the reservation ends with its lease
-        sequence.move.reservation, sequence.move.step = target, MoveStep.COPYING
+        sequence.move.reservation = target
+        sequence.move.note(MoveEvent.GRANTED, now)
         reason = _why_it_cannot_move(sequence)
         if sequence.kv_place is KvPlace.HOST:
             reason = "its KV was swapped out meanwhile"
         if reason is not None:
             self._abandon(sequence, m.MoveOutcome.REFUSED, reason, now)
             return
-        sequence.move.tokens_copied, sequence.move.reserved_s = sequence.computed_tokens, now
+        sequence.move.tokens_copied = sequence.computed_tokens
         sequence.push_in_flight = True
         written = sequence.computed_tokens
         blocks = sequence.block_ids[: self._table.pool.blocks_for(written)]
@@ -175,9 +177,9 @@ class MoveSide:
             return
         if event.number != sequence.move.hop:
             return  # of an earlier push, to a target that failed
-        sequence.move.step, sequence.move.parked_s = MoveStep.PARKING, now
+        sequence.move.note(MoveEvent.PARKED, now)
         if not sequence.in_iteration:
-            self._hand_over(sequence)
+            self._hand_over(sequence, now)
 
     def token_sampled(self, sequence: Sequence, now: float) -> None:
         """Go on with a move after an iteration: a parked sequence is handed over, one that fills its reservation parks."""
@@ -187,19 +189,19 @@ class MoveSide:
         if move.step is MoveStep.COPYING:
             if self._table.pool.blocks_for(sequence.known_tokens) <= len(move.reservation.block_ids):
                 return
-            move.step, move.parked_s = MoveStep.PARKING, now
-        self._hand_over(sequence)
+            move.note(MoveEvent.PARKED, now)
+        self._hand_over(sequence, now)
 
-    def iteration_failed(self, members: Iterable[Sequence]) -> None:
+    def iteration_failed(self, members: Iterable[Sequence], now: float) -> None:
         """Hand over what parked while it was in the iteration: nothing was computed, and it joins no further one."""
         for sequence in members:
             move = sequence.move
             if move is not None and move.step is MoveStep.PARKING and not sequence.pending_free:
-                self._hand_over(sequence)
+                self._hand_over(sequence, now)
 
-    def _hand_over(self, sequence: Sequence) -> None:
+    def _hand_over(self, sequence: Sequence, now: float) -> None:
         assert sequence.move is not None
-        sequence.move.step = MoveStep.HANDING_OVER
+        sequence.move.note(MoveEvent.COMMITTED, now)
         sequence.advance(RequestEvent.HANDOFF_STARTED)
         blocks = sequence.block_ids[: self._table.pool.blocks_for(sequence.computed_tokens)]
         self._table.emit(h.CommitPush(self._prompt_side.handoff_of(sequence, sequence.attempt_token_ids), blocks))
@@ -208,6 +210,7 @@ class MoveSide:
         """The target has it: wait for the gateway's word."""
         move = sequence.move
         assert move is not None and move.reservation is not None
+        parked_s, copied_s = move.since_s(MoveStep.PARKING), move.since_s(MoveStep.COPYING)
         self._table.record(
             sequence,
             "moved",
@@ -217,15 +220,23 @@ class MoveSide:
             copied_before=move.tokens_copied,
             kv_bytes=event.kv_bytes,
             transfer_s=now - move.began_s,
-            pause_s=now - move.parked_s,
+            pause_s=now - parked_s,
             transport=event.transport,
         )
-        self._delivered(sequence, move, now, move.parked_s - move.reserved_s + event.visible_s)
+        copy_s = parked_s - copied_s + event.visible_s
+        self._delivered(sequence, move, now, sequence.computed_tokens, copy_s, now - parked_s)
 
-    def _delivered(self, sequence: Sequence, move: SequenceMove, now: float, copy_s: float = 0.0) -> None:
-        move.step, move.delivered_s = MoveStep.DELIVERED, now
-        tokens = sequence.computed_tokens if copy_s else 0
-        pause_s = now - move.parked_s if copy_s else 0.0
+    def _delivered(
+        self,
+        sequence: Sequence,
+        move: SequenceMove,
+        now: float,
+        tokens: int = 0,
+        copy_s: float = 0.0,
+        pause_s: float = 0.0,
+    ) -> None:
+        """Report a move; what it took is not known where the transport's answer was lost."""
+        move.note(MoveEvent.DELIVERED, now)
         self._report(move.order, m.MoveOutcome.MOVED, tokens=tokens, copy_s=copy_s, pause_s=pause_s)
         if move.is_acknowledged:
             self._table.end(sequence, FinishReason.ABORT)
@@ -263,32 +274,27 @@ class MoveSide:
         for sequence in [each for each in self._table if each.move is not None and not each.pending_free]:
             move = sequence.move
             assert move is not None
-            if move.step is MoveStep.RETURNING and now - move.began_s > RETURNED_WITHIN_S:
-                self._abandon(sequence, m.MoveOutcome.REFUSED, "its KV did not come back from the host in time", now)
-            elif move.step is MoveStep.RESERVING and now - move.asked_s > RESERVED_WITHIN_S:
-                self._abandon(sequence, m.MoveOutcome.REFUSED, "the target did not answer", now)
-            elif move.step is MoveStep.COPYING and now - move.reserved_s > COPIED_WITHIN_S:
-                self._abort(sequence, move, "its KV was not copied in time")
-            elif move.step is MoveStep.PARKING and now - move.parked_s > COPIED_WITHIN_S:
-                self._abort(sequence, move, "the iteration that it was in did not end in time")
-            elif move.step is MoveStep.DELIVERED and now - move.delivered_s > ACKNOWLEDGED_WITHIN_S:
+            if not move.lasts_too_long(now):
+                continue
+            if move.step is MoveStep.DELIVERED:
                 sequence.advance(RequestEvent.HANDOFF_ABANDONED)
                 sequence.move = None  # the target may have it, or may be gone
+            elif move.step in _COPIES:
+                self._abort(sequence, move, _TOO_LONG[move.step], now)
+            else:
+                self._abandon(sequence, m.MoveOutcome.REFUSED, _TOO_LONG[move.step], now)
 
     def was_away(self, seconds: float) -> None:
         """Extend the time for answers by one in which none could be received."""
         for sequence in self._table:
             if sequence.move is not None:
-                sequence.move.began_s += seconds
-                sequence.move.asked_s += seconds
-                sequence.move.reserved_s += seconds
-                sequence.move.parked_s += seconds
-                sequence.move.delivered_s += seconds
+                sequence.move.was_away(seconds)
 
-    def _abort(self, sequence: Sequence, move: SequenceMove, reason: str) -> None:
+    def _abort(self, sequence: Sequence, move: SequenceMove, reason: str, now: float) -> None:
         """Go on here; the move is over when the transport has let go of the blocks."""
         self._table.cancel_target(sequence)
-        move.step, move.why_aborted = MoveStep.ABORTING, reason
+        move.note(MoveEvent.ABORTED, now)
+        move.why_aborted = reason
         self._table.emit(h.AbortPush(sequence.choice_id, sequence.epoch))
 
     def _abandon(self, sequence: Sequence, outcome: m.MoveOutcome, reason: str, now: float) -> None:

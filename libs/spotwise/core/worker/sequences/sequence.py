@@ -5,10 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from spotwise.core.messages.worker import MoveRequest, StreamRef
+from spotwise.core.messages.worker import StreamRef
 from spotwise.core.requests.record import KvTarget, QueueLevel, RequestRecord, sequence_id
 from spotwise.core.requests.request import RequestEvent, RequestState, StopCriteria, advance
 from spotwise.core.worker.scheduling.mlfq import QueueState
+from spotwise.core.worker.sequences.move import MoveStep, SequenceMove
 
 _COMPUTED_HERE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -21,45 +22,6 @@ class KvPlace(StrEnum):
     HOST = "host"
     FETCHED = "fetched"  #: nothing computed; a cached prefix is being fetched into its device blocks
     RETURNING = "returning"  #: being swapped in; its device blocks are written, its host blocks read
-
-
-class MoveStep(StrEnum):
-    """How far a move has come."""
-
-    RETURNING = "returning"  #: its KV is being swapped in; the target was not asked yet
-    RESERVING = "reserving"  #: the target was asked for blocks; the sequence decodes
-    COPYING = "copying"  #: full blocks are copied; the sequence decodes
-    PARKING = "parking"  #: it takes part in no further iteration
-    ABORTING = "aborting"  #: it goes on here, once its copy has ended; the target has been told
-    HANDING_OVER = "handing_over"  #: the tail is copied
-    DELIVERED = "delivered"  #: the target has it; its gateway has not acknowledged that
-
-
-@dataclass(slots=True)
-class SequenceMove:
-    """A sequence's way to another worker.
-
-    Attributes:
-        began_s: when it was ordered; `asked_s`: when the target was asked for blocks.
-        hop: the number that the target was asked under; another for each move of the sequence.
-        reservation: at the target, once it has granted it, at `reserved_s`.
-        tokens_copied: tokens whose KV was copied while it decoded; `parked_s`: since when it does not.
-        delivered_s: when the target had it; `is_acknowledged`: its gateway takes its tokens from there.
-        why_aborted: for people, where it is `ABORTING`.
-    """
-
-    order: MoveRequest
-    began_s: float
-    step: MoveStep = MoveStep.RETURNING
-    asked_s: float = 0.0
-    hop: int = 0
-    reservation: KvTarget | None = None
-    reserved_s: float = 0.0
-    tokens_copied: int = 0
-    parked_s: float = 0.0
-    delivered_s: float = 0.0
-    is_acknowledged: bool = False
-    why_aborted: str = ""
 
 
 @dataclass(slots=True)
