@@ -86,6 +86,8 @@ proto-check: $(INSTALLED)
 # slowed down by counting them. The marks of the others (pyproject.toml) say with how many they share the cores.
 USUAL := not compose and not long and not clients
 SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --numprocesses
+# Meshes wait more than they compute: three files for two cores take a third less time than two.
+CROWD := $(shell echo $$(($(shell nproc) * 3 / 2)))
 # Files are given out as they are listed, so that no process is left with a long one at the end.
 LONG_FIRST := --no-loadscope-reorder
 CORE_TESTS := tests/unit/core tests/property/test_counted_blocks.py tests/property/test_weight_fetches.py
@@ -99,8 +101,8 @@ ifeq ($(strip $(ARGS)),)
 	}; \
 	part core $(SHARED) logical -m "$(USUAL)" --cov --cov-report= $(CORE_TESTS); \
 	$(BIN)/python scripts/branch_coverage.py 95 || failed=1; \
-	part parallel $(SHARED) logical -m "$(USUAL) and parallel" $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property tests/live tests/integration tests/compose tests/unit; \
-	part paired $(SHARED) 2 -m "$(USUAL) and paired" $(LONG_FIRST) tests/live tests/integration; \
+	part parallel $(SHARED) $(CROWD) -m "$(USUAL) and parallel" $(LONG_FIRST) $(CORE_TESTS:%=--ignore %) tests/property tests/live tests/integration tests/compose tests/unit; \
+	part paired $(SHARED) 3 -m "$(USUAL) and paired" $(LONG_FIRST) tests/live tests/integration; \
 	part alone $(BIN)/pytest -m "$(USUAL) and alone" tests/live tests/integration; \
 	$(BIN)/python scripts/failed_tests.py build/tests; \
 	echo "minutes of each part:$$times"; \
