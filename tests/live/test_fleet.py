@@ -13,7 +13,7 @@ from tests.live.mesh import MODEL, wait_for
 from tests.live.oracle import greedy
 
 #: The first test starts the mesh, and each later one waits for instances, on a machine that may be busy.
-pytestmark = [pytest.mark.timeout(300), pytest.mark.paired]
+pytestmark = pytest.mark.timeout(300)
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
 #: A second spot instance fits, an on-demand one beside both does not.
 BUDGET = "1.6"

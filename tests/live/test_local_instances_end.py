@@ -16,7 +16,7 @@ TRACE = Path(__file__).parents[2] / "docs" / "examples" / "fleet" / "trace.csv"
 #: A machine that is busy, or makes its first processes, is slow.
 PATIENCE_S = 120.0
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.paired]
+pytestmark = pytest.mark.timeout(300)
 
 
 def instances(mesh: SimulatedMesh) -> set[int]:
