@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from spotwise.core.messages.mesh import MoveRequest
+from spotwise.core.messages.worker import MoveRequest
 from spotwise.core.transitions import IllegalTransitionError, follow
 from spotwise.core.worker.sequences.move import BOUNDS_S, MOVES, MoveEvent, MoveStep, SequenceMove
 

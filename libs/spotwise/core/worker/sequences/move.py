@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
 
-from spotwise.core.messages.mesh import MoveRequest
+from spotwise.core.messages.worker import MoveRequest
 from spotwise.core.requests.record import KvTarget
 from spotwise.core.transitions import follow
 
