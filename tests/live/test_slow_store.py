@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -46,22 +47,22 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SlowStore]:
 
 @pytest.fixture(scope="module")
 def mesh(store: SlowStore, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
-    """A mesh that came up with a quick store, which is slow from then on."""
+    """A mesh that came up with a quick store."""
     with SimulatedMesh(tmp_path_factory.mktemp("slow"), *ONE_MIXED, "--redis-url", store.url) as live:
-        store.delay_s = DELAY_S
         yield live
         store.delay_s = 0.0
 
 
 @pytest.fixture(scope="module")
-def client(mesh: SimulatedMesh) -> Iterator[httpx.Client]:
-    """A client whose key has limits, so that each request asks the store for room."""
+def client(store: SlowStore, mesh: SimulatedMesh) -> Iterator[httpx.Client]:
+    """A client whose key has limits, so that each request asks the store for room; from then on the store is slow."""
     limits = ("--requests-per-minute", "10000", "--tokens-per-minute", "1000000", "--tokens-per-day", "5000000")
     made = mesh.command("keys", "create", "acme", *limits, "--json")
     assert made.returncode == 0, made.stdout + made.stderr
     access = {"Authorization": f"Bearer {json.loads(made.stdout)['key']}"}
     with httpx.Client(base_url=mesh.url, headers=access, timeout=PATIENCE_S) as with_key:
         wait_for(lambda: with_key.get("/v1/models").status_code == 200, lambda: "the key to be known")
+        store.delay_s = DELAY_S
         yield with_key
 
 
@@ -94,8 +95,7 @@ def steady_gaps_s(client: httpx.Client) -> Iterator[list[float]]:
             reading.join(PATIENCE_S)
 
 
-@pytest.mark.parametrize("path", GENERATING)
-def test_answers_come_whole_and_streamed(client: httpx.Client, path: str) -> None:
+def answer_comes_whole_and_streamed(client: httpx.Client, path: str) -> None:
     whole = client.post(path, json=GENERATING[path])
     assert whole.status_code == 200, whole.text
     with client.stream("POST", path, json=GENERATING[path] | {"stream": True}) as streamed:
@@ -104,7 +104,7 @@ def test_answers_come_whole_and_streamed(client: httpx.Client, path: str) -> Non
     assert '"error":{' not in text.replace(" ", "")
 
 
-def test_a_kept_answer_is_read_again_and_deleted(client: httpx.Client) -> None:
+def kept_answer_is_read_again_and_deleted(client: httpx.Client) -> None:
     """As is a stream that another connection goes on with, and a request that was sent twice with one key."""
     kept = {"X-Resume": "true", "Idempotency-Key": "once"}
     first = client.post("/v1/completions", json=TEXT, headers=kept)
@@ -116,7 +116,7 @@ def test_a_kept_answer_is_read_again_and_deleted(client: httpx.Client) -> None:
     assert client.delete(where).status_code in (200, 204, 409)
 
 
-def test_a_conversation_goes_on_and_is_deleted(client: httpx.Client) -> None:
+def conversation_goes_on_and_is_deleted(client: httpx.Client) -> None:
     first = client.post("/v1/responses", json=ITEMS)
     assert first.status_code == 200, first.text
     where = f"/v1/responses/{first.json()['id']}"
@@ -126,6 +126,16 @@ def test_a_conversation_goes_on_and_is_deleted(client: httpx.Client) -> None:
     assert client.get(f"{where}/input_items").status_code == 200
     assert client.delete(where).status_code == 200
     assert client.get(where).status_code == 404
+
+
+def test_requests_of_all_kinds_end_well(client: httpx.Client) -> None:
+    """All at once, since each waits for the store most of its time."""
+    uses = [partial(answer_comes_whole_and_streamed, client, path) for path in GENERATING]
+    uses += [partial(kept_answer_is_read_again_and_deleted, client)]
+    uses += [partial(conversation_goes_on_and_is_deleted, client)]
+    with ThreadPoolExecutor(len(uses)) as clients:
+        for done in [clients.submit(use) for use in uses]:
+            done.result()
 
 
 @pytest.mark.parametrize("path", ["/v1/models", f"/v1/models/{MODEL}", "/health", "/version", "/ping", "/metrics"])
