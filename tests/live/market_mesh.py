@@ -19,12 +19,10 @@ from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch import fleet_options
 from spotwise.cloud.local_meshes import mesh_start
 from spotwise.core.messages.fleet import FleetInstance, FleetView, InstanceState
-from tests.live.mesh import LiveMesh, wait_for
-from tests.live.oracle import greedy, mixed_prompts
-from tests.live.streams import stream
+from tests.live.mesh import wait_for
+from tests.live.simulated_mesh import SimulatedMesh
 
 NEW_TOKENS = 24
-PROMPTS = mixed_prompts(4, 60)
 #: Longer than an instance takes to start on a busy machine.
 STARTS_S = 90.0
 _SENT_EVERY_S = 1.0
@@ -55,8 +53,8 @@ def slow_profile() -> dict[str, Any]:
     return profile
 
 
-class MarketMesh(LiveMesh):
-    """A mesh whose instances are processes of this machine, three nodes' spot ones and two on demand."""
+class MarketMesh(SimulatedMesh):
+    """A mesh whose instances are simulated workers, processes of this machine, three nodes' spot ones and two on demand."""
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.file, self.trace = home / "fleet.toml", home / "trace.csv"
@@ -128,9 +126,9 @@ class MarketMesh(LiveMesh):
 
 
 class SteadyLoad:
-    """Greedy requests, one a second; each is compared with what transformers gives."""
+    """Requests, one a second; each token of each is compared."""
 
-    def __init__(self, mesh: LiveMesh) -> None:
+    def __init__(self, mesh: SimulatedMesh) -> None:
         self._mesh = mesh
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(1)
@@ -155,11 +153,11 @@ class SteadyLoad:
         async with self._mesh.async_client() as client, asyncio.TaskGroup() as requests:
             number = 0
             while not self._stopping.is_set():
-                requests.create_task(self._request(client, PROMPTS[number % len(PROMPTS)]))
+                requests.create_task(self._request(client, number))
                 number += 1
                 await asyncio.sleep(_SENT_EVERY_S)
 
-    async def _request(self, client: Any, prompt: tuple[int, ...]) -> None:
-        request_id, tokens = await stream(client, prompt, NEW_TOKENS, lambda _: None)
-        assert tokens == greedy(prompt, NEW_TOKENS), request_id
+    async def _request(self, client: Any, seed: int) -> None:
+        answer = await self._mesh.stream(client, seed, NEW_TOKENS)
+        assert answer.tokens == self._mesh.tokens_of(seed, NEW_TOKENS), answer.request_id
         self.served += 1

@@ -7,12 +7,9 @@ import random
 from typing import Any
 
 import httpx
-import pytest
 
 from tests.live.mesh import MODEL, LiveMesh
 from tests.live.oracle import mixed_prompts
-
-pytestmark = pytest.mark.paired
 
 
 def test_a_stream_that_is_dropped_stops_its_sequence(mesh: LiveMesh) -> None:

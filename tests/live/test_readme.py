@@ -8,11 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.live.mesh import LiveMesh
-
-pytestmark = pytest.mark.paired
 
 README = Path(__file__).parents[2] / "README.md"
 SHOWN_URL = "http://127.0.0.1:8000"

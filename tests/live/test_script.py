@@ -9,11 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.live.mesh import MODEL, LiveMesh, wait_for
-
-pytestmark = pytest.mark.paired
 
 CLIENT = """
 import sys, openai

@@ -10,8 +10,6 @@ import pytest
 from spotwise.gateway.schema.parameters import REFUSED, Endpoint
 from tests.live.mesh import MODEL, LiveMesh
 
-pytestmark = pytest.mark.paired
-
 CHAT = "/v1/chat/completions"
 COMPLETIONS = "/v1/completions"
 HELLO: Any = [{"role": "user", "content": "What is the capital of France?"}]
