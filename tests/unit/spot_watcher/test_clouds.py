@@ -30,6 +30,7 @@ async def test_a_configured_cloud_is_the_one_of_that_name(name: str) -> None:
 
 def test_detection_tries_every_cloud_and_so_do_the_tests() -> None:
     """With malformed answers of each."""
-    assert [cloud.name for cloud, _, _ in _candidates(settings("auto"))] == NAMES
+    tried = [cloud.name for cloud, _, _ in _candidates(settings("auto"))]
+    assert tried == NAMES, "give clouds.py the settings' clouds, in the settings' order"
     untried = sorted(set(NAMES) - set(CLOUDS))
     assert not untried, f"add {', '.join(untried)} to CLOUDS of tests/property/test_metadata_answers.py"
