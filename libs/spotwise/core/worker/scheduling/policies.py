@@ -283,8 +283,8 @@ def served_policies() -> list[str]:
 
 def described_policies() -> str:
     """Return the policies of live workers with their meanings, as a setting describes them."""
-    *others, last = [f"{name} ({SCHEDULING_POLICIES[name].meaning})" for name in served_policies()]
-    return f"{', '.join(others)}, or {last}"
+    described = [f"{name} ({SCHEDULING_POLICIES[name].meaning})" for name in served_policies()]
+    return f"{', '.join(described[:-1])}, or {described[-1]}"
 
 
 def registered_policy(name: str) -> RegisteredPolicy:
