@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pydantic import ByteSize, Field, ValidationError, model_validator
 
@@ -15,8 +16,6 @@ from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, read_prices
 from spotwise.files.tables import FileTable, TraceError, first_fault, read_tables
 
-#: Notice that clouds give before they take a spot instance: what is assumed where the file has none.
-_GRACE_S = {"local": 30.0, "aws": 120.0}
 #: It documents the file.
 _PAGE = "docs/fleet.md"
 
@@ -71,14 +70,39 @@ class TypeTerms(FileTable):
         return FleetType(self.name, self.devices, memory, self.start_s, profile)
 
 
-class LocalFleet(FileTable):
+class ProviderTerms(FileTable):
+    """The table of a provider: how it starts instances.
+
+    Class attributes:
+        needs: the key without which it cannot.
+        notice_s: seconds of notice before a spot instance ends, where the file has none.
+        list_s: seconds between two listings of the instances, where the watcher's settings have none.
+        chooses_zone: it chooses among zones itself; else each of a type is an offer of its own.
+    """
+
+    needs: ClassVar[str]
+    notice_s: ClassVar[float]
+    list_s: ClassVar[float]
+    chooses_zone: ClassVar[bool] = False
+
+
+class LocalFleet(ProviderTerms):
     """Instances of this computer; `limit`: of all types at once."""
+
+    needs = "limit"
+    notice_s = 30.0
+    list_s = 1.0
 
     limit: int = Field(ge=0)
 
 
-class AwsFleet(FileTable):
+class AwsFleet(ProviderTerms):
     """How instances of EC2 are launched: see `Ec2Options` in libs/spotwise/cloud/ec2_client.py."""
+
+    needs = "launch_template"
+    notice_s = 120.0
+    list_s = 10.0
+    chooses_zone = True
 
     launch_template: str = Field(min_length=1)
     launch_template_version: str = "$Default"
@@ -118,14 +142,13 @@ class FleetFile(FileTable):
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"types: {twice[0]} is there twice; give each a name of its own")
         if getattr(self, self.provider) is None:
-            needs = {"local": "limit", "aws": "launch_template"}[self.provider]
-            raise ValueError(f"there is no table [{self.provider}]; add one with {needs}")
+            raise ValueError(f"there is no table [{self.provider}]; add one with {PROVIDERS[self.provider].needs}")
         return self
 
     @property
     def notice_s(self) -> float:
         """Seconds from the notice to the end of a spot instance."""
-        return _GRACE_S[self.provider] if self.grace_s is None else self.grace_s
+        return PROVIDERS[self.provider].notice_s if self.grace_s is None else self.grace_s
 
     def type(self, name: str) -> TypeTerms | None:
         """Return a type by its name."""
@@ -141,6 +164,10 @@ class FleetFile(FileTable):
             return None if self.prices is None else read_prices(self.prices)
         except TraceError as error:
             raise FleetFileError(str(error)) from error
+
+
+#: By the names that a fleet file has for them.
+PROVIDERS: Mapping[str, type[ProviderTerms]] = {"local": LocalFleet, "aws": AwsFleet}
 
 
 def fixed_price(per_h: float) -> PriceSeries:

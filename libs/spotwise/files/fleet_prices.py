@@ -12,7 +12,7 @@ from spotwise.core.fleet.keeper.events import PricedOffer
 from spotwise.core.fleet.keeper.failed_starts import OfferKey
 from spotwise.core.fleet.prices import PriceSeries, SpotPrice
 from spotwise.core.messages.fleet import Market
-from spotwise.files.fleet_file import FleetFile, TypeTerms
+from spotwise.files.fleet_file import PROVIDERS, FleetFile, TypeTerms
 from spotwise.files.prices import PriceList
 
 
@@ -46,8 +46,7 @@ class FleetPrices:
                 terms = kind.terms(market)
                 if terms is None:
                     continue
-                # EC2 chooses among the subnets of its options.
-                for zone in ("",) if fleet.provider == "aws" or not kind.zones else kind.zones:
+                for zone in ("",) if PROVIDERS[fleet.provider].chooses_zone or not kind.zones else kind.zones:
                     series = self._of_file(kind, market, zone, terms.price_per_h, listed, now)
                     if market is Market.SPOT and (zones := self._zones_of(kind)):
                         series = _cheapest(list(zones.values()))

@@ -107,10 +107,16 @@ class Codecs:
                 except TypeError as error:
                     raise TypeError(f"{core_type.__name__}.{name}: {error}") from None
             else:
-                raise TypeError(f"{core_type.__name__}.{name} has no field in {message.full_name}")
+                raise TypeError(
+                    f"{core_type.__name__}.{name} has no field in {message.full_name}; add one with a number of its own in "
+                    f"proto/{message.file.name}, and run make proto"
+                )
             used.update(_protobuf_names(parts[name]))
         if unlike := used ^ names:
-            raise TypeError(f"{core_type.__name__} and {message.full_name} differ in {', '.join(sorted(unlike))}")
+            raise TypeError(
+                f"{core_type.__name__} and {message.full_name} (proto/{message.file.name}) differ in "
+                f"{', '.join(sorted(unlike))}; add it to the one that lacks it"
+            )
         if unknown := exceptions.keys() - parts:
             raise TypeError(f"{core_type.__name__} has no {', '.join(sorted(unknown))}")
         return Codec(_encoder(core_type, parts), _decoder(core_type, parts))

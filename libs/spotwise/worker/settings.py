@@ -18,7 +18,12 @@ from spotwise.core.messages.groups import GROUP_PATIENCE_S, GroupExchange
 from spotwise.core.messages.members import Pool
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
-from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, queues_for, served_policies
+from spotwise.core.worker.scheduling.policies import (
+    SCHEDULING_POLICIES,
+    described_policies,
+    queues_for,
+    served_policies,
+)
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.links.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
@@ -129,8 +134,7 @@ class WorkerSettings(ModelServiceSettings):
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Scheduling.FCFS.value,
-        description="scheduling policy: fcfs (first come, first served), priority (of requests), or mlfq (multi-level "
-        "feedback queue: short requests do not wait behind long ones)",
+        description=f"scheduling policy: {described_policies()}",
     )
     starve_limit_ms: float | None = Field(
         None,

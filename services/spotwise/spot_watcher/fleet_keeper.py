@@ -27,7 +27,7 @@ from spotwise.core.messages.fleet import FleetOrder, Purchase
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import InterruptionReported
 from spotwise.core.spot.commands import PublishNotice, PublishReport
-from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
+from spotwise.files.fleet_file import PROVIDERS, FleetFile, FleetFileError, read_fleet
 from spotwise.files.fleet_prices import FleetPrices
 from spotwise.mesh.ports.ports import BusMessage, MeshError
 from spotwise.mesh.service.host import ServiceHost
@@ -44,7 +44,6 @@ _TICK_S = 0.25
 _RELOAD_S = 1.0
 _MARKET_S = 60.0
 _RETRY_S = 30.0
-_LIST_S = {"local": 1.0, "aws": 10.0}
 
 
 class FleetKeeper:
@@ -75,7 +74,7 @@ class FleetKeeper:
             host.id,
             host.member.incarnation,
             fleet.provider,
-            settings.fleet_list_s or _LIST_S[fleet.provider],
+            settings.fleet_list_s or PROVIDERS[fleet.provider].list_s,
             fleet.refused_s,
         )
         self._loop = RoleLoop(

@@ -11,6 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 
 from spotwise.cloud.traced_instances import TraceEffect
 from spotwise.core.spot.policy import WatchPolicy
+from spotwise.files.fleet_file import PROVIDERS
 from spotwise.files.user_folders import NoHomeError, home_folder
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.settings import ServiceSettings
@@ -93,7 +94,8 @@ class SpotWatcherSettings(ServiceSettings):
         None,
         gt=0,
         le=300,
-        description="seconds between two listings of the instances; default: 1 for local, 10 for aws",
+        description="seconds between two listings of the instances; default: "
+        + ", ".join(f"{terms.list_s:g} for {provider}" for provider, terms in PROVIDERS.items()),
     )
     fleet_command: str = Field(
         "",

@@ -52,3 +52,10 @@ def table(text: str) -> list[list[str]]:
 def quoted(cell: str) -> list[str]:
     """The texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)
+
+
+def require_rows(listed: set[str], in_code: set[str], where: str) -> None:
+    """Fail, naming page and rows, unless a table lists what the code has."""
+    missing, stale = sorted(in_code - listed), sorted(listed - in_code)
+    assert not missing, f"{where}: add a row for {', '.join(missing)}"
+    assert not stale, f"{where}: remove {', '.join(stale)}, which the code does not have"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 
 from spotwise.core.messages.fleet import Market
-from spotwise.files.fleet_file import AwsFleet, FleetFile, LocalFleet, TypeTerms, read_fleet
+from spotwise.files.fleet_file import PROVIDERS, FleetFile, TypeTerms, read_fleet
 from spotwise.files.spot_traces import read_spot_trace
-from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section
+from tests.unit.docs.docs_pages import ROOT, fenced, quoted, require_rows, section
 
 PAGE = (ROOT / "docs" / "fleet.md").read_text()
 EXAMPLE = ROOT / "docs" / "examples" / "fleet"
@@ -28,6 +28,7 @@ def test_the_tables_have_every_key() -> None:
     text = section(PAGE, "The fleet file")
     rows = [line.split("|")[1] for line in text.splitlines() if re.match(r"\| `", line)]
     listed = {key for row in rows for key in quoted(row)}
-    assert listed == set(FleetFile.model_fields) | set(TypeTerms.model_fields)
+    require_rows(listed, set(FleetFile.model_fields) | set(TypeTerms.model_fields), "docs/fleet.md, The fleet file")
     running = set(quoted(text.partition("`[local]` has")[2].partition("\n\n")[0]))
-    assert running >= set(LocalFleet.model_fields) | set(AwsFleet.model_fields)
+    missing = {key for terms in PROVIDERS.values() for key in terms.model_fields} - running
+    assert not missing, f"docs/fleet.md, The fleet file: say below its table what {', '.join(sorted(missing))} mean"

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from typer.core import TyperGroup
 
 from spotwise.cli.__main__ import app
+from spotwise.cluster_scheduler.metrics import SchedulerMetrics
 from spotwise.core.gateway import commands as g
 from spotwise.core.messages.members import MemberKind
 from spotwise.core.messages.mesh import RejectCode
@@ -28,7 +29,22 @@ from spotwise.gateway.schema.messages import MessagesRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, WARNING_HEADER, Endpoint
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.gateway.schema.shared import SharedRequest
-from tests.unit.docs.docs_pages import API, OBSERVE, PAGES, README, ROOT, fenced, page_name, quoted, section, table
+from spotwise.mesh.service.metrics_server import HostMetrics
+from spotwise.migration_planner.metrics import PlannerMetrics
+from spotwise.spot_watcher.metrics import WatcherMetrics
+from tests.unit.docs.docs_pages import (
+    API,
+    OBSERVE,
+    PAGES,
+    README,
+    ROOT,
+    fenced,
+    page_name,
+    quoted,
+    require_rows,
+    section,
+    table,
+)
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
@@ -130,7 +146,8 @@ def test_python_examples_are_python() -> None:
 def test_every_api_parameter_is_listed() -> None:
     """The API page's table has the fields of both request bodies, and no others."""
     listed = {name for row in table(section(API.read_text(), "Parameters")) for name in quoted(row[0])}
-    assert listed == set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    in_code = set(ChatRequest.model_fields) | set(CompletionRequest.model_fields)
+    require_rows(listed, in_code, "docs/api.md, Parameters")
 
 
 def test_every_parameter_of_responses_is_listed() -> None:
@@ -138,7 +155,7 @@ def test_every_parameter_of_responses_is_listed() -> None:
     text = section(API.read_text(), "Responses")
     shared = set(SharedRequest.model_fields)
     own = set(ResponsesRequest.model_fields) - shared - {"chat_template_kwargs", "stream"}
-    assert {name for row in table(text) for name in quoted(row[0])} == own
+    require_rows({name for row in table(text) for name in quoted(row[0])}, own, "docs/api.md, Responses")
     without = re.search(r"but (.*?), and of chats `chat_template_kwargs`", text, re.DOTALL)
     assert without is not None
     both = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields)
@@ -148,7 +165,8 @@ def test_every_parameter_of_responses_is_listed() -> None:
 def test_every_parameter_of_embeddings_is_listed() -> None:
     """Honoured ones in the section's table, refused ones below it, with the values that switch them off."""
     text = section(API.read_text(), "Embeddings")
-    assert {name for row in table(text) for name in quoted(row[0])} == set(EmbeddingRequest.model_fields)
+    listed = {name for row in table(text) for name in quoted(row[0])}
+    require_rows(listed, set(EmbeddingRequest.model_fields), "docs/api.md, Embeddings")
     (refused,) = re.findall(r"Refused by name are (.*?)\.\s", text, re.DOTALL)
     off = {value for rule in REFUSED_FOR_EMBEDDINGS for value in rule.off}
     assert set(quoted(refused)) == {rule.name for rule in REFUSED_FOR_EMBEDDINGS} | off
@@ -158,7 +176,8 @@ def test_every_parameter_of_embeddings_is_listed() -> None:
 def test_every_parameter_of_messages_is_listed() -> None:
     """Honoured ones in the section's table; the others are in the table of all endpoints."""
     text = section(API.read_text(), "Anthropic's messages")
-    assert {name for row in table(text) for name in quoted(row[0])} == set(MessagesRequest.model_fields)
+    listed = {name for row in table(text) for name in quoted(row[0])}
+    require_rows(listed, set(MessagesRequest.model_fields), "docs/api.md, Anthropic's messages")
 
 
 def test_the_tables_of_refused_and_ignored_parameters_are_the_codes() -> None:
@@ -197,13 +216,34 @@ def test_every_error_code_is_listed() -> None:
     assert all(f'"{code}"' in source or code in in_code for code in listed)
 
 
-def test_every_metric_is_listed() -> None:
-    """The table has the names that a collector sees."""
+def names_of(registry: CollectorRegistry) -> set[str]:
+    """The series of a registry, as a collector sees them."""
+    return {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
+
+
+def test_every_metric_of_the_gateway_is_listed() -> None:
+    """The first table has the gateway's own series."""
     registry = CollectorRegistry()
     GatewayMetrics(registry, "m")
-    names = {f"{family.name}_total" if family.type == "counter" else family.name for family in registry.collect()}
     listed = {name for row in table(section(OBSERVE.read_text(), "Metrics")) for name in quoted(row[0])}
-    assert listed == names
+    require_rows(listed, names_of(registry), "docs/observe.md, Metrics, first table")
+
+
+@pytest.mark.parametrize("member", ["all", "scheduler", "planner", "watcher"])
+def test_every_metric_of_the_other_members_is_listed(member: str) -> None:
+    """The second table has theirs, each with its member."""
+    scheduler = CollectorRegistry()
+    SchedulerMetrics(scheduler)
+    registries = {
+        "all": HostMetrics().registry,
+        "scheduler": scheduler,
+        "planner": PlannerMetrics().registry,
+        "watcher": WatcherMetrics().registry,
+    }
+    rows = table(section(OBSERVE.read_text(), "Metrics").split("The other members serve", 1)[1])
+    assert {of for _, of, _ in rows} == set(registries)
+    listed = {name for names, of, _ in rows if of == member for name in quoted(names)}
+    require_rows(listed, names_of(registries[member]), f"docs/observe.md, Metrics, second table, member {member}")
 
 
 def test_log_events_exist() -> None:

@@ -17,7 +17,7 @@ from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
-from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, section, table
+from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, require_rows, section, table
 
 OWNERS: dict[str, type[BaseSettings]] = {
     "all": ServiceSettings,
@@ -57,6 +57,8 @@ def test_the_table_has_every_setting_with_its_default() -> None:
     for owner, settings in OWNERS.items():
         own = set(settings.model_fields) - set(INHERITED.get(owner, ServiceSettings).model_fields)
         own |= set(settings.model_fields) if owner == "all" else set()
+        where = f"docs/deploy.md, Settings of the services, {owner}"
+        require_rows(set(shown[owner]), {f"SPOTWISE_{field.upper()}" for field in own}, where)
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 
@@ -66,7 +68,7 @@ def test_the_table_describes_each_setting_as_the_code_does() -> None:
         field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()
         for owner in owners.split(", "):
             said = OWNERS[owner].model_fields[field].description
-            assert said is None or meaning.replace("`", "") == said
+            assert said is None or meaning.replace("`", "") == said, f"docs/deploy.md, {variable}: write {said!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import NoneType
+from typing import get_args
 
 import pytest
 
 from spotwise.core.messages.fleet import Market
-from spotwise.files.fleet_file import FleetFileError, MarketTerms, read_fleet
+from spotwise.files.fleet_file import PROVIDERS, FleetFile, FleetFileError, MarketTerms, read_fleet
 
 RIGHT = """
 provider = "local"
@@ -88,3 +90,12 @@ def test_what_is_wrong_is_named(tmp_path: Path, wrong: str, says: str) -> None:
 def test_a_missing_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(FleetFileError, match=r"fleet\.toml cannot be read"):
         read_fleet(tmp_path / "fleet.toml")
+
+
+def test_every_provider_has_its_table() -> None:
+    """A name, a table of that name in the file, and the table's terms, which name a key of it."""
+    names = get_args(FleetFile.model_fields["provider"].annotation)
+    assert set(names) == set(PROVIDERS), "name each provider in FleetFile.provider and in PROVIDERS"
+    for name, terms in PROVIDERS.items():
+        assert get_args(FleetFile.model_fields[name].annotation) == (terms, NoneType)
+        assert terms.needs in terms.model_fields

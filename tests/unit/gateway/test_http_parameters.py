@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
+from spotwise.gateway.generate.sampling import CARRIED
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
 EVERYTHING = {
@@ -27,6 +28,12 @@ EVERYTHING = {
     "logit_bias": {"12": -100, "3": 5.5},
     "allowed_token_ids": [5, 4, 5],
 }
+
+
+def test_every_parameter_of_the_sampler_is_tried() -> None:
+    """What reaches the sampler under the client's name is in the test below."""
+    not_tried = set(CARRIED) - set(EVERYTHING)
+    assert not not_tried, f"add {', '.join(sorted(not_tried))} to EVERYTHING, and to the test that reads it"
 
 
 @pytest.mark.parametrize(

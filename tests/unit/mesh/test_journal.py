@@ -6,6 +6,8 @@ import gzip
 import json
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import make_dataclass
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
 from spotwise.mesh.replay.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
-from spotwise.mesh.service.journal import FORMAT, SUFFIX, Journal, make_role
+from spotwise.mesh.service.journal import FORMAT, SUFFIX, Journal, make_role, vocabulary_of
 from spotwise.mesh.service.role_loop import RoleLoop
 from tests.fakes.memory import FakeClock
 from tests.property.timeline import BLOCK_SIZE, Arrival, Timeline
@@ -281,6 +283,42 @@ def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
         list(source.entries())
     with pytest.raises(JournalError, match="a Poet cannot be made"):
         replay(source)
+
+
+def test_a_journal_of_another_version_is_refused(tmp_path: Path) -> None:
+    """Its events or commands have other names or fields: what is missing would be read as a default."""
+    scheduler_journal(tmp_path).journal.close()
+    (path,) = tmp_path.glob(f"*{SUFFIX}")
+    header, rest = gzip.decompress(path.read_bytes()).split(b"\n", 1)
+    fields = json.loads(header)
+    path.write_bytes(gzip.compress(json.dumps(fields | {"vocabulary": "other"}).encode() + b"\n" + rest))
+    with pytest.raises(JournalError, match="commands of a SchedulerRole have changed; replay it with its own version"):
+        find_journals(tmp_path)
+
+
+def test_every_name_of_events_and_commands_is_in_the_vocabulary() -> None:
+    """Types, fields, their types, and members of enums, of what a field holds as well."""
+
+    def vocabulary(event: Any, command: Any) -> str:
+        def handle(self: Any, event: Any, now: float) -> Any: ...
+
+        handle.__annotations__ = {"event": event | m.Tick, "return": list[command | m.Send]}
+        return vocabulary_of(type("Role", (), {"handle": handle}))
+
+    def holding(name: str, field: str, *members: str) -> Any:
+        part = make_dataclass("Part", [("colour", Enum("Colour", members))])  # type: ignore[misc]
+        return make_dataclass(name, [(field, tuple[part, ...])])  # type: ignore[valid-type]
+
+    began, ended = holding("Began", "parts", "RED"), make_dataclass("Ended", [])
+    assert vocabulary(began, ended) == vocabulary(holding("Began", "parts", "RED"), ended)
+    changed = (
+        vocabulary(holding("Begun", "parts", "RED"), ended),
+        vocabulary(holding("Began", "pieces", "RED"), ended),
+        vocabulary(holding("Began", "parts", "RED", "BLUE"), ended),
+        vocabulary(make_dataclass("Began", [("parts", int)]), ended),
+        vocabulary(began, make_dataclass("Ended", [("at_s", float)])),
+    )
+    assert len({vocabulary(began, ended), *changed}) == 6
 
 
 def test_a_member_without_a_folder_keeps_no_journal() -> None:

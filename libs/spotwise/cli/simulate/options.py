@@ -15,7 +15,8 @@ from spotwise.cli.errors import OptionError
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.scheduler.policy import DecodeQueue
-from spotwise.core.worker.policy import Reserve, Scheduling
+from spotwise.core.worker.policy import Reserve
+from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
@@ -138,9 +139,23 @@ def command_errors() -> Iterator[None]:
 
 
 ChunkTokensOption = Annotated[int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")]
-DisciplineOption = Annotated[
-    Scheduling | None,
-    typer.Option("--policy", help="Order of the sequences: fcfs by default; srpt knows answers' lengths."),
+
+
+def policy_name(text: str) -> str:
+    """Return `text` if it names a scheduling policy, live or simulated; raises `BadParameter` otherwise."""
+    if text not in SCHEDULING_POLICIES:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, SCHEDULING_POLICIES)))}.")
+    return text
+
+
+SchedulingOption = Annotated[
+    str | None,
+    typer.Option(
+        "--policy",
+        parser=policy_name,
+        metavar=f"<{'|'.join(SCHEDULING_POLICIES)}>",
+        help="Order of the sequences: fcfs by default; srpt knows answers' lengths.",
+    ),
 ]
 ReserveOption = Annotated[
     Reserve | None,

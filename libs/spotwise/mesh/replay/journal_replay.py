@@ -28,7 +28,7 @@ from spotwise.core.spot.commands import SpotWatcherEvent
 from spotwise.core.spot.role import SpotWatcherRole
 from spotwise.core.worker.commands import WorkerEvent
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.service.journal import FORMAT, SUFFIX, dumped, encoded
+from spotwise.mesh.service.journal import FORMAT, SUFFIX, dumped, encoded, vocabulary_of
 from spotwise.mesh.service.role_loop import Role
 
 _ROLES: Mapping[str, tuple[type, Any]] = {
@@ -204,6 +204,11 @@ def _header(path: Path) -> RecordedRole:
         fields = json.loads(line)
         if fields["format"] != FORMAT:
             raise JournalError(f"{path} has the format {fields['format']!r}; this version reads {FORMAT!r}")
+        role = _ROLES.get(fields["role"])
+        if role is not None and fields["vocabulary"] != vocabulary_of(role[0]):
+            raise JournalError(
+                f"{path}: events or commands of a {fields['role']} have changed; replay it with its own version"
+            )
         return RecordedRole(
             path, fields["role"], fields["member_id"], fields["incarnation"], dict(fields["parameters"])
         )

@@ -13,13 +13,15 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import gzip
+import hashlib
 import inspect
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, get_args, get_type_hints
 
 import orjson
 import structlog
@@ -37,8 +39,8 @@ from spotwise.core.worker import commands as c
 
 _log = structlog.get_logger(__name__)
 
-#: A change of what a line says raises the number.
-FORMAT = "spotwise-journal/7"
+#: A change of how a line is written raises the number; what events and commands are called is in `vocabulary_of`.
+FORMAT = "spotwise-journal/8"
 T = TypeVar("T")
 
 #: By type, the members that are absolute times, or have some.
@@ -96,6 +98,9 @@ FLUSH_S = 1.0
 #: The fastest: compression takes time from the work that is recorded.
 _COMPRESSION = 1
 
+#: Characters of a digest of names: two vocabularies are never compared by more.
+_DIGEST_DIGITS = 16
+
 P = ParamSpec("P")
 RoleT = TypeVar("RoleT")
 
@@ -103,7 +108,7 @@ RoleT = TypeVar("RoleT")
 class Journal:
     """Writes one role's journal; raises `OSError` where the folder cannot be written."""
 
-    def __init__(self, folder: Path, member: Member, role: str, parameters: dict[str, Any]) -> None:
+    def __init__(self, folder: Path, member: Member, role_type: Any, parameters: dict[str, Any]) -> None:
         # A journal holds prompts: only its owner may read it.
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = folder / f"{member.id}-{member.incarnation}{SUFFIX}"
@@ -112,7 +117,8 @@ class Journal:
         self._flushed_s = 0.0
         header = {
             "format": FORMAT,
-            "role": role,
+            "role": getattr(role_type, "__name__", ""),
+            "vocabulary": vocabulary_of(role_type),
             "member_id": member.id,
             "incarnation": member.incarnation,
             "parameters": parameters,
@@ -150,6 +156,24 @@ class Journal:
                 _log.error("journal_ended", error=str(full))
 
 
+def vocabulary_of(role_type: Any) -> str:
+    """Return a digest of the types that a role's events and commands consist of, with the names and types of their fields."""
+    described: dict[str, list[str]] = {}
+    waiting = [*get_type_hints(role_type.handle).values()]
+    while waiting:
+        each = waiting.pop()
+        waiting += get_args(each)
+        if not isinstance(each, type) or each.__name__ in described:
+            continue
+        if issubclass(each, Enum):
+            described[each.__name__] = [f"{name}={member.value}" for name, member in each.__members__.items()]
+        elif dataclasses.is_dataclass(each) or hasattr(each, "_fields"):
+            fields = get_type_hints(each)
+            described[each.__name__] = [f"{name}: {hint}" for name, hint in fields.items()]
+            waiting += fields.values()
+    return hashlib.sha256(orjson.dumps(described, option=orjson.OPT_SORT_KEYS)).hexdigest()[:_DIGEST_DIGITS]
+
+
 def encoded(command: Any) -> list[Any]:
     """Return a command with its type, and that of the message that it sends."""
     if isinstance(command, Send):
@@ -171,7 +195,7 @@ def make_role(
         given = inspect.signature(role_type).bind(*args, **kwargs)
         given.apply_defaults()
         # Before the role is made, which may change its arguments.
-        journal = Journal(folder, member, getattr(role_type, "__name__", ""), dict(given.arguments))
+        journal = Journal(folder, member, role_type, dict(given.arguments))
     return role_type(*args, **kwargs), journal
 
 

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
-from pydantic import ConfigDict
+from pydantic import AfterValidator, ConfigDict
 
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
-from spotwise.core.worker.scheduling.policies import queues_for
+from spotwise.core.worker.scheduling.policies import queues_for, registered_policy
 from spotwise.files.tables import KNOWN_KEYS
 
 _LIMITS, _SWAP, _USUAL = BatchLimits(), SwapPolicy(), WorkerPolicy()
+
+
+def _registered(name: str) -> str:
+    registered_policy(name)
+    return name
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +30,7 @@ class ServingPolicy:
     JSON.
 
     Attributes:
-        scheduling: order of the sequences; `srpt` knows the lengths of answers.
+        scheduling: name of the scheduling policy (`policies.SCHEDULING_POLICIES`); `srpt` knows the lengths of answers.
         quantum_ratio: with MLFQ, of each queue's quantum to that of the queue above.
         starve_limit_s: with MLFQ, seconds that a sequence waits below the top queue; 0 promotes none, `None` is the mesh's
             own rule.
@@ -42,7 +47,7 @@ class ServingPolicy:
 
     __pydantic_config__: ClassVar[ConfigDict] = KNOWN_KEYS
 
-    scheduling: Scheduling = Scheduling.FCFS
+    scheduling: Annotated[str, AfterValidator(_registered)] = Scheduling.FCFS.value
     quantum_ratio: float = 2.0
     starve_limit_s: float | None = None
     chunk_tokens: int | None = None
@@ -105,7 +110,7 @@ class ServingPolicy:
             preempt_after_s=self.preempt_after_s,
             swap=SwapPolicy(self.when_full, self.spare_slots, self.burst_queues),
         )
-        if self.scheduling is not Scheduling.MLFQ:
+        if self.scheduling != Scheduling.MLFQ:
             return replace(own, scheduling=self.scheduling)
         if not isinstance(cost, LinearIterationCost | TableIterationCost):
             raise ValueError("scheduling mlfq charges service by honest iteration times; take the decode model honest")

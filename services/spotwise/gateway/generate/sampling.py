@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import fields
+from typing import Any
 
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generate.api_options import SamplingDefaults
@@ -13,7 +14,15 @@ from spotwise.gateway.schema.shared import MAX_LISTED_TOKENS, GenerationRequest
 from spotwise.http.errors import bad_request
 from spotwise.text.chat_text import ChatText
 
-Number = TypeVar("Number", int, float)
+_DEFAULTS = SamplingParams()
+#: Parameters of a request whose value depends on the model, on other parameters, or on the choice.
+_PREPARED = {"top_k", "seed", "logit_bias", "allowed_token_ids", "bad_words", "logprobs", "prompt_logprobs"}
+#: Parameters that the sampler gets as the request has them: all others that both have.
+CARRIED = tuple(
+    each.name
+    for each in fields(SamplingParams)
+    if each.name in GenerationRequest.model_fields and each.name not in _PREPARED
+)
 
 #: Seeds stay non-negative in 64 bits signed, whatever the client's and however many choices are added.
 _SEED_MASK = (1 << 63) - 1
@@ -50,15 +59,10 @@ def sampling_of(
         raise bad_request(
             "'allowed_token_ids' and a structured output exclude each other.", "allowed_token_ids", "invalid_value"
         )
-    top_k = _or(request.top_k, defaults.top_k)
+    top_k = defaults.top_k if request.top_k is None else request.top_k
     return SamplingParams(
-        temperature=_or(request.temperature, defaults.temperature),
-        top_p=_or(request.top_p, defaults.top_p),
+        **{name: _value(request, defaults, name) for name in CARRIED},
         top_k=top_k if 0 < top_k < text.vocab_size else None,  # more than there are keeps them all
-        min_p=_or(request.min_p, defaults.min_p),
-        presence_penalty=request.presence_penalty or 0.0,
-        frequency_penalty=request.frequency_penalty or 0.0,
-        repetition_penalty=_or(request.repetition_penalty, defaults.repetition_penalty),
         logit_bias=_logit_bias(request, text.vocab_size),
         allowed_token_ids=allowed_token_ids,
         bad_words=bad_words,
@@ -67,8 +71,10 @@ def sampling_of(
     )
 
 
-def _or(given: Number | None, default: Number) -> Number:
-    return default if given is None else given
+def _value(request: GenerationRequest, defaults: SamplingDefaults, name: str) -> Any:
+    """Return the request's value, else the server's default, else that of `SamplingParams`."""
+    given = getattr(request, name)
+    return getattr(defaults, name, getattr(_DEFAULTS, name)) if given is None else given
 
 
 def seed_of(request: GenerationRequest, choice: int) -> int:

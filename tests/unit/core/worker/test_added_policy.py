@@ -5,11 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import typer
+from pydantic import TypeAdapter, ValidationError
 
 from spotwise.cli.launch.worker_options import policy_name
+from spotwise.cli.simulate.options import policy_name as simulated_policy_name
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, RegisteredPolicy
+from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, RegisteredPolicy, described_policies
+from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.world.observation import Arrival
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.core.worker.bench import WorkerBench, rows
@@ -22,7 +26,7 @@ POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, schedul
 
 @pytest.fixture(autouse=True)
 def added_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(SCHEDULING_POLICIES, NAME, RegisteredPolicy(shortest_prompt_first))
+    monkeypatch.setitem(SCHEDULING_POLICIES, NAME, RegisteredPolicy(shortest_prompt_first, "fewest tokens"))
 
 
 def test_a_live_worker_runs_the_shortest_prompt_first(tmp_path: Path) -> None:
@@ -33,6 +37,18 @@ def test_a_live_worker_runs_the_shortest_prompt_first(tmp_path: Path) -> None:
     bench.in_place("b", prompt=50)
     bench.in_place("c", prompt=5)
     assert rows(bench.iterate(a=7)) == ["c@1"]
+
+
+def test_settings_and_simulations_offer_the_entry() -> None:
+    """The description of the setting, `spotwise simulate run --policy`, and the table `[policy]` of a cluster file."""
+    assert described_policies().endswith(", or shortest_prompt (fewest tokens)")
+    assert simulated_policy_name(NAME) == NAME
+    policies = TypeAdapter(ServingPolicy)
+    assert policies.validate_python({"scheduling": NAME}).workers(None).scheduling == NAME
+    with pytest.raises(typer.BadParameter, match="'shortest_prompt'"):
+        simulated_policy_name("lifo")
+    with pytest.raises(ValidationError, match="'lifo'; there are fcfs, priority, srpt, mlfq, shortest_prompt"):
+        policies.validate_python({"scheduling": "lifo"})
 
 
 def test_a_simulated_machine_runs_the_shortest_prompt_first() -> None:

@@ -187,7 +187,10 @@ def test_a_recording_says_when_machines_are_there(folder: Path) -> None:
         (RIGHT + "[objectives]\nslowdown = { itl = { p50 = 2 } }", "objectives.slowdown.itl"),
         (RIGHT + "[objectives]\nseconds = { ttft = { p95 = 2 } }", "objectives.seconds.ttft.p95"),
         (RIGHT + "[objectives]\nseconds = { ttft = { p99 = 0 } }", "objectives: ttft p99: a bound is above 0"),
-        (RIGHT + '[policy]\nscheduling = "lifo"', "policy.scheduling: "),
+        (
+            RIGHT + '[policy]\nscheduling = "lifo"',
+            "policy.scheduling: no scheduling policy is named 'lifo'; there are fcfs,",
+        ),
         (RIGHT + "[policy]\nchunks = 5", "policy.chunks: there is no such key"),
         (RIGHT + "[policy]\nwatermark = 2", "policy: watermark is 2"),
         (

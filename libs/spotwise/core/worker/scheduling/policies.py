@@ -250,17 +250,29 @@ def _worth(sequence: Sequence) -> float:
 
 @dataclass(frozen=True, slots=True)
 class RegisteredPolicy:
-    """How a scheduling policy is made for one worker; `needs_oracle`: for answers' lengths, known in simulation only."""
+    """One scheduling policy.
+
+    Attributes:
+        make: makes it for one worker.
+        meaning: for users, in a few words.
+        needs_oracle: for answers' lengths, known in simulation only.
+    """
 
     make: Callable[[WorkerPolicy, SequenceTable, PrefixCache], SchedulingPolicy]
+    meaning: str
     needs_oracle: bool = False
 
 
+#: All that command line, settings, cluster files and the simulator know of scheduling policies.
 SCHEDULING_POLICIES: dict[str, RegisteredPolicy] = {
-    Scheduling.FCFS: RegisteredPolicy(lambda *_: KeyedPolicy()),
-    Scheduling.PRIORITY: RegisteredPolicy(lambda *_: KeyedPolicy(by_priority)),
-    Scheduling.SRPT: RegisteredPolicy(lambda *_: KeyedPolicy(by_tokens_left), needs_oracle=True),
-    Scheduling.MLFQ: RegisteredPolicy(mlfq_policy_of),
+    Scheduling.FCFS: RegisteredPolicy(lambda *_: KeyedPolicy(), "first come, first served"),
+    Scheduling.PRIORITY: RegisteredPolicy(lambda *_: KeyedPolicy(by_priority), "of requests"),
+    Scheduling.SRPT: RegisteredPolicy(
+        lambda *_: KeyedPolicy(by_tokens_left), "shortest remaining processing time", needs_oracle=True
+    ),
+    Scheduling.MLFQ: RegisteredPolicy(
+        mlfq_policy_of, "multi-level feedback queue: short requests do not wait behind long ones"
+    ),
 }
 
 
@@ -269,11 +281,24 @@ def served_policies() -> list[str]:
     return [str(name) for name, registered in SCHEDULING_POLICIES.items() if not registered.needs_oracle]
 
 
+def described_policies() -> str:
+    """Return the policies of live workers with their meanings, as a setting describes them."""
+    described = [f"{name} ({SCHEDULING_POLICIES[name].meaning})" for name in served_policies()]
+    return f"{', '.join(described[:-1])}, or {described[-1]}"
+
+
+def registered_policy(name: str) -> RegisteredPolicy:
+    """Return the scheduling policy of that name.
+
+    Raises:
+        ValueError: there is none.
+    """
+    registered = SCHEDULING_POLICIES.get(name)
+    if registered is None:
+        raise ValueError(f"no scheduling policy is named {name!r}; there are {', '.join(SCHEDULING_POLICIES)}")
+    return registered
+
+
 def scheduling_policy_of(policy: WorkerPolicy, table: SequenceTable, prefixes: PrefixCache) -> SchedulingPolicy:
     """Return a worker's scheduling policy; `ValueError` where none has that name."""
-    registered = SCHEDULING_POLICIES.get(policy.scheduling)
-    if registered is None:
-        raise ValueError(
-            f"no scheduling policy is named {policy.scheduling!r}; there are {', '.join(SCHEDULING_POLICIES)}"
-        )
-    return registered.make(policy, table, prefixes)
+    return registered_policy(policy.scheduling).make(policy, table, prefixes)
