@@ -104,3 +104,18 @@ def test_the_first_panels_are_asked_first_and_holders_share_the_work() -> None:
     order.failed(first[0], holder_is_lost=True)
     (again,) = order.next_requests()
     assert (again.holder, again.range) == ("y", first[0].range)
+
+
+def test_who_refused_a_piece_is_not_asked_for_its_parts() -> None:
+    """The piece is cut where another holder's panels end; no other holder has the second part."""
+    order = FetchOrder(
+        [PanelRange("a", range(4), PANEL_BYTES)],
+        {"x": {"a": (range(4),)}, "y": {"a": (range(2),)}},
+        buffer_bytes=40,
+        piece_bytes=40,
+    )
+    (whole,) = order.next_requests()
+    assert (whole.holder, whole.range.panels) == ("x", range(4))
+    order.failed(whole, holder_is_lost=False)
+    assert [(each.holder, each.range.panels) for each in order.next_requests()] == [("y", range(2))]
+    assert [each.panels for each in order.put_off] == [range(2, 4)]

@@ -112,6 +112,29 @@ class TestMissingTokens:
         assert bench.tick() == []
         assert submitted(bench.tick(after_s=0.3)) == [(2, 2, (50,))]
 
+    def test_a_lost_batch_costs_the_next_attempt_nothing(self) -> None:
+        """Though it is at the same worker: what was lost was the last attempt's."""
+        bench = GatewayBench()
+        bench.open()
+        bench.feed(batch(1))
+        bench.feed(batch(3))
+        assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]
+        bench.feed(m.RequestAccepted("r", 2))
+        bench.assigned(epoch=2)
+        assert bench.tick(after_s=1.5) == []
+
+    def test_a_last_batch_is_missed_once(self) -> None:
+        """Heartbeats count it ever after; the next attempt, at the same worker, lacks nothing."""
+        bench = GatewayBench()
+        bench.open()
+        bench.feed(batch(1, (1, 0, 50)))
+        bench.feed(beat(2))
+        assert submitted(bench.tick(after_s=1.1)) == [(2, 2, (50,))]
+        bench.feed(m.RequestAccepted("r", 2))
+        bench.assigned(epoch=2)
+        for _ in range(10):
+            assert submitted([*bench.feed(beat(2), after_s=0.3), *bench.tick()]) == []
+
     def test_counts_of_what_came_or_was_meant_for_others_cost_nothing(self) -> None:
         """The gateway before this one, and a late word of the worker before this one."""
         bench = GatewayBench()

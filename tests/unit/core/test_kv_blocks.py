@@ -114,6 +114,14 @@ def test_cached_blocks_that_are_reused_are_no_room_for_others() -> None:
     assert not pool.can_allocate(64, reused, spare=1)
 
 
+def test_blocks_that_would_come_free_and_are_reused_are_no_room_for_others() -> None:
+    """One block is free; the two that `a` would give up are what is reused."""
+    pool = pool_with({"a": (b"1", b"12"), "b": (b"2",)})
+    reused = pool.find([b"1", b"12"])
+    assert pool.can_allocate(48, reused, given_up=["a"])
+    assert not pool.can_allocate(49, reused, given_up=["a"])
+
+
 def test_of_two_blocks_with_the_same_content_the_first_is_found() -> None:
     """The other one is an ordinary block; freed, it holds nothing."""
     pool = pool_with({"a": (b"1",), "b": (b"1",)})

@@ -149,3 +149,12 @@ def test_time_away_is_no_silence() -> None:
     assert members.expire(61.9) == []
     assert members.expire(62.1) == [MemberLost(GATEWAY, "silent for 2 s")]
     assert members.expire(70.1) == [MemberLost(scheduler, "silent for 10 s")]
+
+
+def test_a_heartbeat_after_time_away_counts_from_when_it_came() -> None:
+    """Time away before a heartbeat gives its member no longer time-out after it."""
+    members = Membership(TIMEOUT_S)
+    members.was_away(60.0)
+    members.observe(GATEWAY, 61.0)
+    assert members.expire(63.0) == []
+    assert members.expire(63.1) == [MemberLost(GATEWAY, "silent for 2 s")]

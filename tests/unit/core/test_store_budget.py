@@ -40,3 +40,14 @@ def test_no_room_is_exceeded_and_what_is_in_use_stays(puts: list[tuple[int, str,
         assert set(shelf._entries) == set(held)
         for each in "abc":
             assert sum(entry.size_bytes for entry in shelf._entries.values() if entry.scope == each) <= 50
+
+
+def test_an_entry_that_is_replaced_makes_room_for_its_successor() -> None:
+    """No other entry has to go for it."""
+    dropped: list[str] = []
+    shelf = Shelf(Room(100, 50), dropped.append)
+    shelf.put("other", "a", 20, ends_s=10.0, now_s=0.0)
+    shelf.put("replaced", "a", 30, ends_s=20.0, now_s=0.0)
+    dropped.clear()
+    assert shelf.put("replaced", "a", 30, ends_s=30.0, now_s=1.0) is RoomVerdict.KEPT
+    assert (dropped, shelf.used_bytes) == (["replaced"], 50)

@@ -133,6 +133,15 @@ def test_a_clock_that_goes_back_gives_nothing_back() -> None:
     assert usage.use(limits, 1030.0, NOTHING).used_requests == 1.0
 
 
+def test_what_is_given_back_of_yesterday_is_not_of_today() -> None:
+    """A request that ends after midnight leaves the new day's tokens as they are."""
+    limits, usage = KeyLimits(tokens_per_day=1000), KeyUsage()
+    yesterday = usage.use(limits, 10 * DAY_S - 1.0, NOTHING, Ask(1, 100)).day
+    usage.use(limits, 10 * DAY_S + 1.0, NOTHING, Ask(2, 50))
+    settled = Settlement(1, given_back=80, given_back_today=80, day=yesterday)
+    assert usage.use(limits, 10 * DAY_S + 2.0, KeyReport("g", 1, settlements=(settled,))).used_day_tokens == 50
+
+
 def test_a_request_without_max_tokens_reserves_what_answers_usually_take() -> None:
     """Not the rest of the context; where the client named a bound, that."""
     assert tokens_to_reserve(10, [(8000, True), (8000, False), (5, True)]) == 10 + UNBOUNDED_OUTPUT_TOKENS + 8000 + 5

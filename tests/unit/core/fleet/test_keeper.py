@@ -204,6 +204,18 @@ def test_devices_of_a_released_instance_leave_and_then_it_is_given_back() -> Non
     assert given_back(keeping.feed(Tick(), 1.0)) == []
 
 
+def test_a_late_heartbeat_brings_no_device_back_that_has_left() -> None:
+    """Its instance is empty all the same once the others have left, too."""
+    keeping = Keeping()
+    keeping.lists(listed("i1"))
+    for name in ("i1-0", "i1-1"):
+        keeping.feed(device(name))
+    keeping.release("i1")
+    keeping.feed(device("i1-0", MemberState.LEFT))
+    keeping.feed(device("i1-0"))
+    assert given_back(keeping.feed(device("i1-1", MemberState.LEFT))) == [("i1",)]
+
+
 def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it() -> None:
     """A silent device has not left."""
     keeping = Keeping()

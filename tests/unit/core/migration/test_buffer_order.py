@@ -183,6 +183,12 @@ class TestGates:
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 10) == [{}, {7: 0}, {7: 1}, {7: 2}]
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 40) == [{}, {}, {}, {}]
 
+    def test_a_move_does_not_wait_for_memory_that_it_frees_itself(self) -> None:
+        """That memory is free only when the move is over, so that it would never begin."""
+        moves = [Flow({0: 10}, {0: 10})]
+        with pytest.raises(ValueError, match="order the moves first"):
+            gates(moves, MemoryRegions.at_start({0: 0}, moves, {}, {}), 5)
+
     def test_an_order_that_cannot_keep_the_limit_is_refused(self) -> None:
         """An order over the limit is refused: gates delay loads, and do not reorder them."""
         moves = [Flow({0: 10}, {}), Flow({}, {0: 10})]

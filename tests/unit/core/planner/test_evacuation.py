@@ -71,6 +71,14 @@ def test_a_target_that_gets_notice_before_the_copy_is_replaced() -> None:
     assert target_id != chosen
 
 
+def test_a_worker_that_has_notice_itself_is_no_target() -> None:
+    """Though it does not drain yet, and has the shortest queue."""
+    bench = draining(sequence(), workers=(worker_member("c", blocks=100_000, owed=10**9),))
+    bench.feed(notice("b", bench.now + 60.0))
+    bench.pass_time(NOTICE_S)
+    assert {target_id for _, _, target_id in bench.moves} == {"c"}
+
+
 def test_without_a_target_a_request_is_given_back_last_of_all() -> None:
     """It decodes here until then; another worker may come."""
     full = tuple(worker_member(each, blocks=1000, free=0) for each in ("b", "c"))

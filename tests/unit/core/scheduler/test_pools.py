@@ -105,6 +105,14 @@ class TestQuestions:
             assert pools.have_capacity(Need(15, 1, reserves=True))
             assert not pools.have_capacity(Need(16, 1, reserves=True))
 
+    def test_the_largest_cache_follows_reports(self) -> None:
+        """A worker whose cache is another one now, larger or smaller, has that one."""
+        pools = pools_of(worker_member("t", blocks=5))
+        assert pools.most_kv_tokens() == 5 * 16
+        for blocks in (9, 3):
+            pools.reported(worker_member("t", blocks=blocks), "s", 1000.0)
+            assert pools.most_kv_tokens() == blocks * 16
+
     def test_the_largest_cache(self) -> None:
         """The largest cache is that of any ready worker, free or not."""
         draining = worker_member("t3", blocks=900, state=MemberState.DRAINING)

@@ -247,6 +247,17 @@ def test_an_answer_that_the_cloud_did_not_take_is_given_again(watching: Watching
     assert of(watching.answer(replace(WAITING, acknowledgeable=False)), c.AcknowledgeEvent) == []
 
 
+def test_an_event_that_was_withdrawn_is_acknowledged_anew(watching: Watching) -> None:
+    """It is another notice, to workers that have come since."""
+    watching.start()
+    for incarnation in (1, 2):
+        watching.feed(worker("a", incarnation=incarnation))
+        watching.answer(WAITING)
+        commands = watching.feed(left(worker("a", incarnation=incarnation)))
+        assert of(commands, c.AcknowledgeEvent) == [c.AcknowledgeEvent("e")]
+        watching.answer()
+
+
 @pytest.mark.parametrize("acknowledge", [True, False])
 def test_without_acknowledgement_the_machine_is_kept_to_its_deadline(acknowledge: bool) -> None:
     """Events are acknowledged only if configured, and only those that accept an acknowledgement."""

@@ -103,6 +103,20 @@ class TestReturning:
         (move,) = only(bench.iterate(n=2), c.SwapIn)
         assert len(move.block_ids) < 3
 
+    def test_what_came_back_is_found_by_others(self) -> None:
+        """Also the full block that another sequence had used meanwhile."""
+        bench = WorkerBench(blocks=3, policy=SHARING)
+        bench.in_place("a", prompt=38)
+        bench.iterate(a=51)
+        bench.in_place("n", prompt=30)
+        bench.iterate(a=52)
+        bench.swapped("a")
+        (sequence, _) = bench.role.sequences
+        assert len(bench.pool.find(sequence.block_hashes)) == 1
+        bench.iterate(n=2)
+        bench.swapped("a")
+        assert bench.pool.find(sequence.block_hashes) == sequence.block_ids[:2]
+
     def test_a_failed_copy_is_computed_again(self) -> None:
         """A sequence whose swap-in fails is recomputed from its tokens."""
         bench, _ = one_leaves()
