@@ -19,7 +19,7 @@ from spotwise.core.worker.policy import Reserve, Scheduling
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload

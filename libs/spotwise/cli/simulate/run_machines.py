@@ -10,7 +10,7 @@ from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spotwise.simulator.runs.beyond_profiles import BeyondProfiles
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.machine_changes import MachineLife
-from spotwise.simulator.runs.metrics import PoolFigures, RunMetrics, Verdict, time_shares
+from spotwise.simulator.runs.metrics import BeyondProfiles, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS
 from spotwise.simulator.world.results import WorldResult
