@@ -82,7 +82,16 @@ def _paper_candidates(names: str | None, load: ClusterWorkload, seconds: float, 
             "machines of your own name it in a file for --cluster"
         )
     designs = parse_designs(names or ",".join(DESIGNS))
-    case = Case(_smallest(designs[0]), load, None, seconds, 0, model, costs.decode_model, profile)
+    case = Case(
+        cluster=_smallest(designs[0]),
+        workload=load,
+        rate=None,
+        seconds=seconds,
+        seed=0,
+        model=model,
+        decode_model=costs.decode_model,
+        profile=profile,
+    )
     with command_errors():
         require_runnable(case)
     return Candidates(designs, case)

@@ -190,7 +190,17 @@ def profile_case(
     else:
         cluster, csv = _recorded_machines(machines, recorded, costs), None
     model, changes = costs.known_model(), leaving.changes(cluster.split)
-    return Case(cluster, workload, None, seconds, seed, model, costs.decode_model, csv, changes=changes)
+    return Case(
+        cluster=cluster,
+        workload=workload,
+        rate=None,
+        seconds=seconds,
+        seed=seed,
+        model=model,
+        decode_model=costs.decode_model,
+        profile=csv,
+        changes=changes,
+    )
 
 
 def _paper_machines(given: MachineOptions, workload: str, costs: CostOptions) -> Cluster:

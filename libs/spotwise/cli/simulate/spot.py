@@ -129,17 +129,17 @@ def spot(
         for system in compared_systems(names, None if least is None else least[1])
     ]
     inputs = FleetInputs(
-        nodes_trace,
-        arrivals,
-        served,
-        costs,
-        surroundings,
-        drain,
-        pricing,
-        seed,
-        rate,
-        None if least is None else least[0],
-        market,
+        trace=nodes_trace,
+        arrivals=arrivals,
+        model=served,
+        machine=costs,
+        surroundings=surroundings,
+        drain_s=drain,
+        pricing=pricing,
+        seed=seed,
+        rate=rate,
+        least_instances=None if least is None else least[0],
+        market=market,
     )
     inputs_given = {"the machine (--profile)": described, "the load (--load, --rate)": given.load or given.rate}
     assumed = [what for what, option in inputs_given.items() if option is None]
