@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
-from spotwise.cloud.detection import detect
+from spotwise.spot_watcher.clouds import detect
 from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest, unix_s
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpClient
