@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+
 from pydantic import Field, field_validator
+
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.planner.policy import PlannerPolicy
-from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.files.fleet_file import read_fleet
+from spotwise.mesh.service.settings import ServiceSettings
+
 
 class PlannerSettings(ServiceSettings):
     """What the planner moves, and when."""

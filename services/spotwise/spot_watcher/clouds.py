@@ -6,10 +6,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
+
 import structlog
+
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
 from spotwise.cloud.dialogue import Cloud
@@ -18,7 +20,6 @@ from spotwise.cloud.http_client import HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.spot_watcher.settings import SpotWatcherSettings
-from collections.abc import Sequence
 
 _log = structlog.get_logger(__name__)
 
