@@ -13,7 +13,7 @@ from typing import Any
 from spotwise.core.costs.cost_model import PiecewiseLinear
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import A100, H100, DecodeModel, fit, fit_as_published, rows_of
-from spotwise.simulator.costs.profiles import read_profile
+from spotwise.simulator.costs.profile_fit import read_profile
 from spotwise.simulator.costs.published_costs import InterpolatedTable
 
 TARGET = Path(__file__).parents[1] / "libs/spotwise/simulator/costs/built_in_costs.json"

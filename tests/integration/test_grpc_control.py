@@ -8,13 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from spotwise.mesh.grpc.control import (
     ControlServer,
     EngineDescription,
-    IterationTime,
     RecentIterations,
     SharedHealth,
     describe_engine,

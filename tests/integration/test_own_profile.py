@@ -14,7 +14,7 @@ from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_model import BatchShape, TableIterationCost, pairs
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.own_profile import own_profile
+from spotwise.worker.profiles.own_profile import own_profile
 from spotwise.worker.settings import WorkerSettings
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 

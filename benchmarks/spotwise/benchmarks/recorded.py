@@ -7,8 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from spotwise.core.costs.cost_model import BatchShape
-from spotwise.core.costs.cost_profile import CostProfile
-from spotwise.core.costs.measured_range import TimeBeyond
+from spotwise.core.costs.cost_profile import CostProfile, TimeBeyond
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode

@@ -28,10 +28,9 @@ from spotwise.cli.bench.progress import progress_bar
 from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
-from spotwise.cli.profile import fitted_profile
-from spotwise.cli.profile_files import extrapolation_document, extrapolation_lines
-from spotwise.cli.profile_run import measure_costs, profile_steps
-from spotwise.core.costs.measured_range import MeasuredRange, TimeBeyond
+from spotwise.cli.profile import fitted_profile, measure_costs, profile_steps
+from spotwise.cli.profile_files import extrapolation_lines
+from spotwise.core.costs.cost_profile import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
@@ -118,7 +117,7 @@ def simulator(
         fit=fit,
         workers=[home.value for home in cluster.home_pools],
         contention={part: asdict(each) for part, each in contentions.items()},
-        beyond_profile={part: extrapolation_document(each) for part, each in beyonds.items()},
+        beyond_profile={part: asdict(each) for part, each in beyonds.items()},
     )
     console.print("ours: simulated, ms; reference: live, ms", style="dim")
     write_report(rows, about, json, console, lambda figure: f"{figure:,.1f}")

@@ -30,7 +30,7 @@ from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.mesh.running import running_state
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import read_profile
-from spotwise.cli.simulate.market_options import purchase_terms
+from spotwise.cli.simulate.market_options import PurchaseOptions, purchase_terms
 from spotwise.core.messages.fleet import Market
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.fleet_file import FleetFileError, read_fleet
@@ -197,7 +197,7 @@ def _read(trace: Path, fleet: Path) -> tuple[SpotTrace, float | None]:
 
 def _simulated_terms(fleet: Path, policy: dict[str, float]) -> PurchaseTerms | None:
     try:
-        return purchase_terms(fleet, policy, {})
+        return purchase_terms(PurchaseOptions.model_validate({"fleet": fleet, **policy}))
     except OptionError as error:
         raise OptionError(f"{error}; --no-simulate leaves the simulated world out") from error
 

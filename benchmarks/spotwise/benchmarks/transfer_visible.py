@@ -17,7 +17,7 @@ from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.access import open_store
-from spotwise.cli.profile_run import Ledger, whole_ledger
+from spotwise.cli.profile import Ledger, whole_ledger
 from spotwise.mesh.redis.store import RedisStore
 
 #: The workers' setting for when to send.

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 from spotwise.cli.errors import OptionError
-from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.costs.measured_range import Extrapolation, MeasuredRange
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile, Extrapolation, MeasuredRange
 from spotwise.files.cost_profile import read_cost_profile
 
 
@@ -84,11 +83,6 @@ def says_its_range(profile: CostProfile) -> bool:
 
 def _unknown_lines(profile: CostProfile | None) -> list[str]:
     return [] if profile is None or says_its_range(profile) else [unknown_range_line()]
-
-
-def extrapolation_document(beyond: Extrapolation | None) -> dict[str, Any] | None:
-    """Return the same for JSON."""
-    return None if beyond is None else asdict(beyond)
 
 
 @dataclass(frozen=True, slots=True)

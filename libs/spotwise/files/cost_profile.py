@@ -11,8 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.costs.cost_profile import USUAL_MESSAGE_S, CostProfile
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import USUAL_MESSAGE_S, CostProfile, MeasuredRange
 
 #: Of the documents written now; one of another format is refused.
 FORMAT = "spotwise-cost-profile/1"
@@ -92,7 +91,7 @@ def profile_as_dict(profile: CostProfile) -> dict[str, Any]:
     """Return the profile as a document that JSON can hold."""
     kind = "linear" if isinstance(profile.iteration, LinearIterationCost) else "table"
     fields = dataclasses.asdict(profile)
-    measured_range = fields.pop("measured")  # facts of a measurement have this name already (`kept_profiles.py`)
+    measured_range = fields.pop("measured")  # facts of a measurement have this name already (`own_profile.py`)
     iteration = {"kind": kind, **fields["iteration"]}
     return {"format": FORMAT, **fields, "iteration": iteration, "measured_range": measured_range}
 

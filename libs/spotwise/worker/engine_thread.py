@@ -17,7 +17,7 @@ from typing import Any, Self, TypeVar
 import structlog
 
 from spotwise.core.costs.batching import Batch
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
@@ -30,7 +30,6 @@ from spotwise.engine.native.exchange import GroupBrokenError
 from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_store import WeightStore
-from spotwise.mesh.grpc.control import IterationTime
 from spotwise.mesh.process.garbage import give_back_freed_memory
 from spotwise.worker.engine_watch import EngineWatch
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.worker.scheduling.iteration_bound import IterationBound
-from spotwise.mesh.grpc.control import IterationTime
 from spotwise.mesh.process.watchdog import Watchdog, WatchedPart
 
 

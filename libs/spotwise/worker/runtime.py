@@ -17,7 +17,7 @@ from typing import get_args
 import psutil
 import structlog
 
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages.members import Member
@@ -29,7 +29,7 @@ from spotwise.core.requests.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import DEADLINE_CAME, WorkerRole
-from spotwise.mesh.grpc.control import EngineDescription, IterationTime, RecentIterations
+from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
 from spotwise.mesh.ports.ports import BusMessage, KvTransport, MeshError, PayloadTooLargeError, TransferReport
 from spotwise.mesh.process.watchdog import WatchedPart
 from spotwise.mesh.service.host import ServiceHost

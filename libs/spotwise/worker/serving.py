@@ -16,7 +16,7 @@ from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.other_weights import warn_of_other_weights
-from spotwise.worker.own_profile import own_profile
+from spotwise.worker.profiles.own_profile import own_profile
 from spotwise.worker.runtime import WorkerRuntime
 from spotwise.worker.settings import Cost, WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory

@@ -1,4 +1,4 @@
-"""Settings of the migration planner, in addition to every service's."""
+"""Settings of the migration planner, in addition to every service's, and the instances that its fleet file names."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from pydantic import Field, field_validator
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.files.cost_profile import read_cost_profile
+from spotwise.files.fleet_file import read_fleet
 from spotwise.mesh.service.settings import ServiceSettings
-from spotwise.migration_planner.fleet import types_of
 
 
 class PlannerSettings(ServiceSettings):
@@ -112,3 +113,22 @@ class PlannerSettings(ServiceSettings):
             reshape_drain_s=self.reshape_drain_s,
             replace_after_s=self.replace_after_s,
         )
+
+
+def types_of(path: Path) -> tuple[FleetType, ...]:
+    """Return the types of a fleet file; raises `ValueError` where it is wrong, or a type has no profile that can be read."""
+    types = []
+    for each in read_fleet(path).types:
+        if each.profile is None:
+            raise ValueError(
+                f"{path}: types.{each.name}.profile is missing; the planner chooses by what a device costs to compute on: "
+                "make one with spotwise profile"
+            )
+        try:
+            profile = read_cost_profile(each.profile)
+        except (OSError, ValueError) as error:
+            raise ValueError(
+                f"{path}: types.{each.name}.profile: {each.profile} is no cost profile: {error}"
+            ) from error
+        types.append(each.fleet_type(profile))
+    return tuple(types)

@@ -1,10 +1,12 @@
-"""Connects to the configured cloud, or to the one that is detected."""
+"""Connects to the configured cloud, or to the one that is detected; the first match in the given order wins, so that metadata
+precedes Kubernetes taints.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
@@ -12,7 +14,6 @@ import structlog
 
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
-from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.http_client import HttpClient
@@ -85,3 +86,9 @@ def _read_token(token_file: Path) -> str | None:
     except (OSError, UnicodeDecodeError):
         return None
     return token if token and token.isprintable() else None
+
+
+async def detect(clouds: Sequence[tuple[Cloud, HttpClient]]) -> tuple[Cloud, HttpClient] | None:
+    """Return the first cloud that detects this machine, with its client; `None` if no cloud does."""
+    found = await asyncio.gather(*(client.converse(cloud.detect()) for cloud, client in clouds))
+    return next((each for each, is_here in zip(clouds, found, strict=True) if is_here), None)

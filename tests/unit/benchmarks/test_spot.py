@@ -12,7 +12,7 @@ from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, p
 from spotwise.benchmarks.spot_run import FleetSample, LostInstance, SpotAnswer, SpotRequest, SpotRunResult
 from spotwise.benchmarks.spot_simulated import agreeing_share, agreement_rows, simulate_run
 from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate.market_options import purchase_terms
+from spotwise.cli.simulate.market_options import PurchaseOptions, purchase_terms
 from spotwise.core.planner.group_choice import written
 from spotwise.files.fleet_file import read_fleet
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
@@ -123,7 +123,7 @@ def test_systems_are_compared_with_the_first_one(tmp_path: Path) -> None:
 def test_the_simulated_world_has_the_runs_load_trace_and_first_request() -> None:
     """It chooses as the run's planner did, and serves what clients requested; the request before the load is not measured."""
     trace = SpotTrace("steady", (SpotEvent(0.0, SpotEventKind.ADD, ("a", "b")), SpotEvent(60.0, SpotEventKind.DONE)))
-    terms = purchase_terms(BUILT_IN / "fleet.toml", POLICY, {})
+    terms = purchase_terms(PurchaseOptions.model_validate({"fleet": BUILT_IN / "fleet.toml", **POLICY}))
     assert terms is not None
     load = [SpotAnswer(SpotRequest(5.0 * n, 0, 40), 5.0 * n + 0.4) for n in range(12)]
     live = run(*load)

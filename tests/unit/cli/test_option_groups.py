@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import size_option
-from spotwise.cli.launch.option_groups import given_flags, with_option_groups
+from spotwise.cli.option_groups import OptionGroup, changed_flags, given_flags, with_option_groups
 
 
 class Colour(StrEnum):
@@ -74,6 +74,31 @@ def test_the_fields_that_are_set_are_those_that_were_given() -> None:
     assert painted().model_fields_set == set()
     assert given_flags(painted("--coats", "2", "--pot", "4KiB", PAINT_NAMES="a b")) == ["--coats", "--name", "--pot"]
     assert given_flags(painted("--coats", "2", "--colour", "red"), ("colour",)) == ["--colour"]
+
+
+def test_options_with_their_default_values_are_not_changed() -> None:
+    painted = Painted()
+    assert changed_flags(painted("--coats", "2", "--colour", "blue", "--pot", "4KiB")) == ["--colour"]
+    assert changed_flags(painted("--coats", "3", "--colour", "blue"), ("num_coats",)) == ["--coats"]
+
+
+def test_a_field_without_a_default_is_required_and_a_switch_is_named_without_its_opposite() -> None:
+    class Wall(OptionGroup):
+        side: Annotated[str, typer.Option()]
+        dry: Annotated[bool, typer.Option("--dry/--wet")] = True
+
+    got: list[Wall] = []
+
+    def command(*, hurry: Annotated[bool, typer.Option("--hurry")] = False, wall: Wall) -> None:
+        got.append(wall)
+
+    command.__annotations__["wall"] = Wall
+    app = typer.Typer(add_completion=False)
+    app.command()(with_option_groups(command))
+    assert CliRunner().invoke(app, ["--wet"]).exit_code == 2
+    assert CliRunner().invoke(app, ["--side", "west", "--wet", "--hurry"]).exit_code == 0
+    assert got == [Wall(side="west", dry=False)]
+    assert given_flags(got[0]) == ["--side", "--dry"]
 
 
 def test_help_is_of_the_fields_in_their_order() -> None:

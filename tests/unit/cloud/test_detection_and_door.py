@@ -8,12 +8,12 @@ import pytest
 
 from spotwise.cloud.aws import Aws
 from spotwise.cloud.azure import Azure
-from spotwise.cloud.detection import detect
 from spotwise.cloud.dialogue import Cloud, Dialogue, HttpAnswer, HttpRequest, unix_s
 from spotwise.cloud.gcp import Gcp
 from spotwise.cloud.http_client import MAX_BODY_BYTES, HttpClient
 from spotwise.cloud.kubernetes import Kubernetes
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
+from spotwise.spot_watcher.clouds import detect
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer
 from tests.unit.cloud.speaking import NOW, carried_out
 

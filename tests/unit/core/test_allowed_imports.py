@@ -12,7 +12,7 @@ STDLIB = {
     *("__future__", "abc", "array", "bisect", "collections", "collections.abc", "dataclasses", "enum", "fractions"),
     *("functools", "hashlib", "heapq", "itertools", "math", "operator", "re", "types", "typing"),
 }
-NUMERIC = {"numpy", "numpy.typing", "scipy.optimize"}
+NUMERIC = {"numpy", "numpy.typing", "scipy.optimize", "scipy.sparse"}
 
 
 def imported(path: Path) -> set[str]:

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from spotwise.core.costs.cost_model import LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile, MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict, profile_from_json, read_cost_profile
 
 TABLE = TableIterationCost(

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from spotwise.core.costs.batching import Batch, BatchRow
-from spotwise.core.costs.cost_model import BatchShape
-from spotwise.mesh.grpc.control import IterationTime, RecentIterations
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
+from spotwise.mesh.grpc.control import RecentIterations
 from spotwise.worker.runtime import IterationTimes
 
 

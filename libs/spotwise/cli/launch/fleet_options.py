@@ -7,9 +7,9 @@ from pathlib import Path
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import FleetChoice
-from spotwise.cli.launch.option_groups import given_flags
 from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import RunFolder
+from spotwise.cli.option_groups import given_flags
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
 from spotwise.files.spot_traces import read_spot_trace

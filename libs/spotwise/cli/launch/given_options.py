@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Annotated, Any, Self
 
 import typer
-from pydantic import BaseModel, ByteSize, ConfigDict, TypeAdapter, ValidationError, field_validator
+from pydantic import ByteSize, TypeAdapter, ValidationError, field_validator
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.option_groups import OptionGroup
 from spotwise.worker.engine_choices import DEVICE, DTYPES
 
 
@@ -57,10 +58,8 @@ def _policy_option() -> Any:
     return policy_option()
 
 
-class PoolSizes(BaseModel):
+class PoolSizes(OptionGroup):
     """How many workers each pool has; each phase needs one that can do it."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     prompt_workers: Annotated[
         int,
@@ -79,10 +78,8 @@ class PoolSizes(BaseModel):
     ] = 0
 
 
-class FleetChoice(BaseModel):
+class FleetChoice(OptionGroup):
     """The options about machines that are bought; of what is `None`, provider, trace or planner decide."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     file: Annotated[
         Path | None,
@@ -132,10 +129,8 @@ class FleetChoice(BaseModel):
         return self.file is not None or self.trace is not None
 
 
-class LaunchOptions(BaseModel):
+class LaunchOptions(OptionGroup):
     """The options that a mesh keeps as they are given."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"

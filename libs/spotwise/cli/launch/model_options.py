@@ -10,23 +10,21 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from pydantic import BaseModel, ConfigDict
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import cache_folder
+from spotwise.cli.option_groups import OptionGroup
 from spotwise.core.requests.names import model_aliases, named_folders, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import AdapterError, ModelError
 from spotwise.engine.model.model_store import DEFAULT_MODEL, ModelLocation, resolve_model
 
 
-class ModelChoice(BaseModel):
+class ModelChoice(OptionGroup):
     """The options that say what is served, and under which names."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     model: Annotated[str, typer.Option(help="A folder, a GGUF file or a hub id.")] = DEFAULT_MODEL
     model_name: Annotated[str | None, typer.Option(help="Model name in requests; by default the model's own.")] = None

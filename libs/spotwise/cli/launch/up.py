@@ -20,13 +20,13 @@ from spotwise.cli.launch.model_options import (
     require_other_names,
     resolve_with_progress,
 )
-from spotwise.cli.launch.option_groups import refused_options, with_option_groups
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import cache_folder, run_folder
 from spotwise.cli.launch.supervision.detach import start_detached
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervise import supervise
 from spotwise.cli.launch.worker_options import PoolOptions, planned_pools, require_engine_options
+from spotwise.cli.option_groups import refused_options, with_option_groups
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
 
 

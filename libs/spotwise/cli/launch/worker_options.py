@@ -10,8 +10,8 @@ from pydantic import ValidationError
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import EngineKind, LaunchOptions, PoolSizes
-from spotwise.cli.launch.option_groups import given_flags
 from spotwise.cli.launch.options import GroupShape, WorkerPools
+from spotwise.cli.option_groups import given_flags
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Scheduling

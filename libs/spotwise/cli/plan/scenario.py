@@ -5,10 +5,55 @@ Instances are numbered from 0 (`i0`, `i1`, ...): the old ones fill the old confi
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
+
+import typer
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.option_groups import OptionGroup
 from spotwise.core.migration.deployment import Deployment, Instance, RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
+
+
+class ScenarioOptions(OptionGroup):
+    """The options that say which instances there are, and what they compute."""
+
+    model: Annotated[
+        str, typer.Option(help="gpt-20b, opt-6.7b, llama-30b, bloom-176b, llama2-70b, or a model's folder.")
+    ] = "gpt-20b"
+    devices: Annotated[
+        str, typer.Option(help="Devices of an instance, 1 to 8; for several 8,4: the last for all others.")
+    ] = "4"
+    leaving: Annotated[str | None, typer.Option(help="Numbers of instances under notice, like 0,3.")] = None
+    grace: Annotated[float, typer.Option(min=0, help="Seconds until these instances end.")] = 30.0
+    lost: Annotated[str | None, typer.Option(help="Numbers of instances lost without notice.")] = None
+    joining: Annotated[
+        int | None, typer.Option(min=0, help="Instances that join; by default as many as are needed.")
+    ] = None
+    requests: Annotated[
+        int | None, typer.Option(min=0, help="Requests that each old pipeline decodes; by default its batch.")
+    ] = None
+    tokens: Annotated[int, typer.Option(min=1, help="Tokens of each request that have KV.")] = 576
+    decoded: Annotated[int, typer.Option(min=0, help="Decoded tokens among --tokens.")] = 64
+
+    def require_consistent(self) -> None:
+        """Raise `OptionError` where options do not go together."""
+        if "grace" in self.model_fields_set and self.leaving is None:
+            raise OptionError(
+                f"--grace {self.grace:g}: no instance is under notice; say which with --leaving, or leave it out"
+            )
+        if "decoded" in self.model_fields_set and self.decoded > self.tokens:
+            raise OptionError(
+                f"--decoded {self.decoded}: a request has {self.tokens} tokens (--tokens), decoded ones among them"
+            )
+
+    def requests_of(self, old: ParallelConfig) -> int:
+        """Return the requests of each old pipeline; raises `OptionError` where it does not take so many."""
+        if self.requests is not None and self.requests > old.max_batch:
+            raise OptionError(
+                f"--requests {self.requests}: a pipeline of --from {old} takes {old.max_batch}; write D,P,M,B"
+            )
+        return old.max_batch if self.requests is None else self.requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,47 +103,28 @@ def parse_sizes(written: str, option: str) -> list[int]:
     return sizes
 
 
-def scenario(
-    old: ParallelConfig,
-    new: ParallelConfig,
-    sizes: list[int],
-    leaving: str | None,
-    lost: str | None,
-    joining: int | None,
-    grace_s: float,
-    requests: int,
-    tokens: int,
-    decoded: int,
-) -> Scenario:
-    """Return the change that the options describe.
-
-    Args:
-        sizes: devices of instances, in order; the last of all further ones.
-        leaving, lost: numbers of instances under notice, and of those lost without.
-        joining: number of joining instances; `None`: as many as are needed.
-        grace_s: seconds until those under notice are reclaimed.
-        requests, tokens: decoding on each old pipeline, and each one's tokens with KV.
-        decoded: tokens of these decoded by the first request of a pipeline; each further one has decoded one less.
-
-    Raises:
-        OptionError: a number is wrong, or too few devices stay and join.
+def scenario(old: ParallelConfig, new: ParallelConfig, given: ScenarioOptions) -> Scenario:
+    """Return the change that the options describe: of each old pipeline, its first request has decoded `--decoded` tokens, and
+    each further one has decoded one less. Raises `OptionError` where a number is wrong, or too few devices stay and join.
     """
+    sizes = parse_sizes(given.devices, "--devices")
     old_instances = _instances(0, old.devices, sizes)
-    leaving_numbers = parse_numbers(leaving, "--leaving", len(old_instances))
-    lost_numbers = parse_numbers(lost, "--lost", len(old_instances))
+    leaving_numbers = parse_numbers(given.leaving, "--leaving", len(old_instances))
+    lost_numbers = parse_numbers(given.lost, "--lost", len(old_instances))
     if both := sorted(set(leaving_numbers) & set(lost_numbers)):
         raise OptionError(f"instance {both[0]} cannot be in --leaving and in --lost")
     not_staying = {*leaving_numbers, *lost_numbers}
     stay = sum(instance.devices for number, instance in enumerate(old_instances) if number not in not_staying)
-    joining_instances = _joining(len(old_instances), new.devices - stay, sizes, joining)
+    joining_instances = _joining(len(old_instances), new.devices - stay, sizes, given.joining)
     if (available := stay + sum(instance.devices for instance in joining_instances)) < new.devices:
         raise OptionError(
             f"--to {new} needs {new.devices} devices, and {available} stay or come; "
             "raise --joining, or leave it out for as many instances as are needed"
         )
-    whole = Deployment.in_order(old, tuple(old_instances), _running(old, requests, tokens, decoded))
+    running = _running(old, given.requests_of(old), given.tokens, min(given.decoded, given.tokens))
+    whole = Deployment.in_order(old, tuple(old_instances), running)
     remaining = tuple(
-        Instance(instance.id, instance.devices, grace_s if number in leaving_numbers else None)
+        Instance(instance.id, instance.devices, given.grace if number in leaving_numbers else None)
         for number, instance in enumerate(old_instances)
         if number not in lost_numbers
     )
@@ -109,7 +135,7 @@ def scenario(
         new,
         tuple(instance.id for instance in joining_instances),
         tuple(old_instances[number].id for number in lost_numbers),
-        grace_s if leaving_numbers else None,
+        given.grace if leaving_numbers else None,
     )
 
 

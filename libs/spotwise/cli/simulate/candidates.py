@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated
+
+import typer
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate.options import command_errors, parse_designs, recorded_profile
-from spotwise.cli.simulate.run_machines import cluster_scenario, require_case
-from spotwise.simulator.costs.hardware import BLOOM_176B
-from spotwise.simulator.costs.machine_costs import DecodeModel
+from spotwise.cli.option_groups import OptionGroup, changed_flags
+from spotwise.cli.simulate.options import ModelOptions, command_errors, parse_designs, recorded_profile
+from spotwise.cli.simulate.run_options import cluster_scenario, require_case
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
@@ -42,44 +44,63 @@ class Candidates:
                     raise OptionError(f"{option}: {group.kind.name} has no {key}; give it one in the cluster file")
 
 
-def paper_candidates(
-    names: str | None,
-    load: ClusterWorkload,
-    seconds: float,
-    model: str,
-    decode_model: DecodeModel,
-    profile: Path | None,
+class CandidateOptions(OptionGroup):
+    """The options that say among which machines to search."""
+
+    designs: Annotated[str | None, typer.Option(help="Designs, separated by commas; by default all.")] = None
+    cluster: Annotated[
+        Path | None,
+        typer.Option(
+            help="Cluster file: its kinds of machine in any numbers, each of mixed machines alone, and each of prompt with "
+            "each of token machines."
+        ),
+    ] = None
+    most: Annotated[str, typer.Option(help="Upper bounds of prompt and token machines, for --rate.")] = "100,60"
+
+
+class FittedCostOptions(ModelOptions):
+    """The options that say what iterations of the paper's machines take."""
+
+    profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None
+
+
+def chosen_candidates(
+    given: CandidateOptions, load: ClusterWorkload, seconds: float, costs: FittedCostOptions
 ) -> Candidates:
-    """Return the paper's designs, of these names or all; raises `OptionError` where an option is wrong."""
+    """Return the paper's designs, or what a cluster file's kinds of machine make, of the names given or all; raises
+    `OptionError` where an option or a file is wrong."""
+    if given.cluster is None:
+        return _paper_candidates(given.designs, load, seconds, costs)
+    return _own_candidates(given.cluster, given.designs, load, seconds, costs)
+
+
+def _paper_candidates(names: str | None, load: ClusterWorkload, seconds: float, costs: FittedCostOptions) -> Candidates:
+    model, profile = costs.known_model(), costs.profile
     if recorded_profile(profile) is not None:
         raise OptionError(
             f"--profile {profile}: a recorded profile, and the paper's machines take a CSV of their costs; to search among "
             "machines of your own name it in a file for --cluster"
         )
     designs = parse_designs(names or ",".join(DESIGNS))
-    case = Case(_smallest(designs[0]), load, None, seconds, 0, model, decode_model, profile)
+    case = Case(
+        cluster=_smallest(designs[0]),
+        workload=load,
+        rate=None,
+        seconds=seconds,
+        seed=0,
+        model=model,
+        decode_model=costs.decode_model,
+        profile=profile,
+    )
     with command_errors():
         require_runnable(case)
     return Candidates(designs, case)
 
 
-def own_candidates(
-    path: Path,
-    names: str | None,
-    load: ClusterWorkload,
-    seconds: float,
-    model: str,
-    decode_model: DecodeModel,
-    profile: Path | None,
+def _own_candidates(
+    path: Path, names: str | None, load: ClusterWorkload, seconds: float, costs: FittedCostOptions
 ) -> Candidates:
-    """Return what a cluster file's kinds of machine make, of these names or all; raises `OptionError` where the file is wrong,
-    or an option contradicts it."""
-    others: dict[str, object] = {
-        "--profile": profile,
-        "--model": model != BLOOM_176B.name,
-        "--decode-model": decode_model is not DecodeModel.HONEST,
-    }
-    scenario = cluster_scenario(path, others)
+    scenario = cluster_scenario(path, changed_flags(costs))
     assert scenario is not None
     if scenario.changes:
         raise OptionError(f"--cluster {path}: machines to buy stay; leave events and spot_trace out")

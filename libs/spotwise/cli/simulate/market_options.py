@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.fleet_options import refuse_what_cannot_be_bought
+from spotwise.cli.option_groups import OptionGroup, given_flags
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
@@ -43,49 +45,51 @@ def parse_prices(path: Path | None, instance_type: str | None, zone: str | None)
     return prices, instance_type or prices.types[0]
 
 
-#: By field of the policy.
-_OPTIONS = {
-    "budget_per_h": "--budget",
-    "on_demand_floor": "--on-demand-floor",
-    "spare_instances": "--spares",
-    "latency_target_s": "--latency-target",
-    "hold_s": "--hold",
-}
-FleetFileOption = Annotated[
-    Path | None,
-    typer.Option(help="Fleet file: instances are bought by spotwise's planner, and the trace's nodes can be had."),
-]
-BudgetOption = Annotated[float | None, typer.Option(min=0, help="With --fleet: dollars an hour at most.")]
-FloorOption = Annotated[int | None, typer.Option(min=0, help="With --fleet: on-demand instances at least.")]
-SparesOption = Annotated[int | None, typer.Option(min=0, help="With --fleet: instances beside those that serve.")]
-LatencyTargetOption = Annotated[
-    float | None, typer.Option(min=0, help="With --fleet: seconds of a request that are fast enough.")
-]
-HoldOption = Annotated[
-    float | None, typer.Option(min=0, help="With --fleet: seconds that a better choice waits, and a surplus is kept.")
-]
+class PurchaseOptions(OptionGroup):
+    """The options of a fleet that is bought: its file, and the fields of `FleetPolicy` that are not its defaults."""
+
+    fleet: Annotated[
+        Path | None,
+        typer.Option(help="Fleet file: instances are bought by spotwise's planner, and the trace's nodes can be had."),
+    ] = None
+    budget_per_h: Annotated[
+        float | None, typer.Option("--budget", min=0, help="With --fleet: dollars an hour at most.")
+    ] = None
+    on_demand_floor: Annotated[int | None, typer.Option(min=0, help="With --fleet: on-demand instances at least.")] = (
+        None
+    )
+    spare_instances: Annotated[
+        int | None, typer.Option("--spares", min=0, help="With --fleet: instances beside those that serve.")
+    ] = None
+    latency_target_s: Annotated[
+        float | None,
+        typer.Option("--latency-target", min=0, help="With --fleet: seconds of a request that are fast enough."),
+    ] = None
+    hold_s: Annotated[
+        float | None,
+        typer.Option("--hold", min=0, help="With --fleet: seconds that a better choice waits, and a surplus is kept."),
+    ] = None
 
 
-def purchase_terms(file: Path | None, policy: dict[str, Any], others: dict[str, object]) -> PurchaseTerms | None:
+def purchase_terms(given: PurchaseOptions, replaced: Sequence[str] = ()) -> PurchaseTerms | None:
     """Return what a simulated mesh may buy; `None` without a fleet file.
 
     Args:
-        policy: fields of `FleetPolicy`; `None`: the default.
-        others: options that the fleet file replaces.
+        replaced: options that were given, and that the fleet file replaces.
 
     Raises:
         OptionError: the file cannot be read or simulated, or options do not go together.
     """
-    given = {name: value for name, value in policy.items() if value is not None}
+    file = given.fleet
     if file is None:
-        if names := [_OPTIONS[name] for name in given]:
-            raise OptionError(f"{', '.join(names)}: only a fleet that is bought has that; add --fleet FILE")
+        if flags := given_flags(given):
+            raise OptionError(f"{', '.join(flags)}: only a fleet that is bought has that; add --fleet FILE")
         return None
-    if replaced := [name for name, value in others.items() if value is not None]:
+    if replaced:
         raise OptionError(f"{replaced[0]}: --fleet {file} says it; leave one of the two out")
     try:
         fleet = read_fleet(file)
-        return _terms(file, fleet, FleetPolicy(**given))
+        return _terms(file, fleet, FleetPolicy(**given.model_dump(exclude={"fleet"}, exclude_unset=True)))
     except FleetFileError as error:
         raise OptionError(f"--fleet: {error}") from error
 

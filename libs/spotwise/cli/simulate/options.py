@@ -1,32 +1,28 @@
-"""Options that the simulations share, and those of how a simulated cluster batches and routes."""
+"""Options that the simulations share."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.option_groups import OptionGroup
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_profile import CostProfile
-from spotwise.core.scheduler.policy import DecodeQueue
-from spotwise.core.worker.policy import Reserve
-from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES
 from spotwise.files.tables import TraceError
-from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
+from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import DESIGNS
-from spotwise.simulator.runs.serving_policy import ServingPolicy
 
 TIMED = (
     "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "
@@ -34,22 +30,51 @@ TIMED = (
 )
 
 WorkloadOption = Annotated[str, typer.Option(help="Sizes of requests as published: code or conv.")]
-TraceOption = Annotated[
-    Path | None, typer.Option(help="Sizes, or arrivals too, of this file: a CSV, or JSON lines as Mooncake's.")
-]
-BlockTokensOption = Annotated[
-    int, typer.Option("--block-tokens", min=1, help="Tokens of a block that a trace's hash_ids name.")
-]
-ArrivalsOption = Annotated[ArrivalKind, typer.Option(help="At random, as in the trace, or as the published runs.")]
-JointlyOption = Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")]
-ModelOption = Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")]
-DecodeModelOption = Annotated[DecodeModel, typer.Option(help=TIMED)]
 JobsOption = Annotated[int | None, typer.Option(min=1, help="Processes; by default one a processor.")]
 RunsOption = Annotated[
     Path | None,
     typer.Option("--runs", help="Keep runs in this file, and reuse the runs in it: a stopped search resumes."),
 ]
 JsonOption = Annotated[Path | None, typer.Option("--json", help="Write the result to this file.")]
+
+
+class LoadOptions(OptionGroup):
+    """The options that say which requests arrive."""
+
+    workload: WorkloadOption = "conv"
+    trace: Annotated[
+        Path | None, typer.Option(help="Sizes, or arrivals too, of this file: a CSV, or JSON lines as Mooncake's.")
+    ] = None
+    arrivals: Annotated[ArrivalKind, typer.Option(help="At random, as in the trace, or as the published runs.")] = (
+        ArrivalKind.POISSON
+    )
+    jointly: Annotated[bool, typer.Option("--jointly", help="Draw a prompt with its answer, not each alone.")] = False
+    block_tokens: Annotated[
+        int, typer.Option("--block-tokens", min=1, help="Tokens of a block that a trace's hash_ids name.")
+    ] = MOONCAKE_BLOCK_TOKENS
+
+    def cluster_workload(self) -> ClusterWorkload:
+        """Return the cluster's load; an unknown workload, or a trace's own arrivals without a trace, raise `OptionError`."""
+        if self.trace is not None:
+            return ClusterWorkload(self.trace.stem, self.trace, self.arrivals, self.jointly, self.block_tokens)
+        if self.workload not in SYNTHETIC:
+            raise OptionError(f"--workload {self.workload!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
+        if self.arrivals is ArrivalKind.TRACE:
+            raise OptionError("--arrivals trace: needs a --trace to take arrivals from")
+        return ClusterWorkload(self.workload, kind=self.arrivals)
+
+
+class ModelOptions(OptionGroup):
+    """The options that say which model the paper's machines serve, and how they are timed."""
+
+    model: Annotated[str, typer.Option(help="bloom-176b or llama2-70b.")] = BLOOM_176B.name
+    decode_model: Annotated[DecodeModel, typer.Option(help=TIMED)] = DecodeModel.HONEST
+
+    def known_model(self) -> str:
+        """Return the model's name; an unknown one raises `OptionError`."""
+        if self.model not in LANGUAGE_MODELS:
+            raise OptionError(f"--model {self.model!r}: choose one of {', '.join(LANGUAGE_MODELS)}")
+        return self.model
 
 
 def parse_design(text: str) -> Design:
@@ -104,26 +129,6 @@ def recorded_profile(path: Path | None) -> CostProfile | None:
     return None if path is None or path.suffix.lower() not in (".json", ".toml") else read_profile(path, "--profile")
 
 
-def parse_model(text: str) -> str:
-    """Return a known language model's name; an unknown one raises `OptionError`."""
-    if text not in LANGUAGE_MODELS:
-        raise OptionError(f"--model {text!r}: choose one of {', '.join(LANGUAGE_MODELS)}")
-    return text
-
-
-def parse_workload(
-    name: str, trace: Path | None, kind: ArrivalKind, *, jointly: bool, block_tokens: int = MOONCAKE_BLOCK_TOKENS
-) -> ClusterWorkload:
-    """Return the cluster's load; an unknown workload, or a trace's own arrivals without a trace, raise `OptionError`."""
-    if trace is not None:
-        return ClusterWorkload(trace.stem, trace, kind, jointly, block_tokens)
-    if name not in SYNTHETIC:
-        raise OptionError(f"--workload {name!r}: choose one of {', '.join(SYNTHETIC)}, or give a --trace")
-    if kind is ArrivalKind.TRACE:
-        raise OptionError("--arrivals trace: needs a --trace to take arrivals from")
-    return ClusterWorkload(name, kind=kind)
-
-
 def processors(jobs: int | None) -> int:
     """Return the number of processes: as configured, or one a processor."""
     return jobs or len(os.sched_getaffinity(0))
@@ -136,51 +141,3 @@ def command_errors() -> Iterator[None]:
         yield
     except (TraceError, ProfileError) as error:
         raise OptionError(str(error)) from error
-
-
-ChunkTokensOption = Annotated[int | None, typer.Option(min=256, help="Chunked prefill: most tokens of an iteration.")]
-
-
-def policy_name(text: str) -> str:
-    """Return `text` if it names a scheduling policy, live or simulated; raises `BadParameter` otherwise."""
-    if text not in SCHEDULING_POLICIES:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, SCHEDULING_POLICIES)))}.")
-    return text
-
-
-SchedulingOption = Annotated[
-    str | None,
-    typer.Option(
-        "--policy",
-        parser=policy_name,
-        metavar=f"<{'|'.join(SCHEDULING_POLICIES)}>",
-        help="Order of the sequences: fcfs by default; srpt knows answers' lengths.",
-    ),
-]
-ReserveOption = Annotated[
-    Reserve | None,
-    typer.Option(help="KV blocks as sequences grow (on_demand), or for all that they may have (max_tokens)."),
-]
-DecodeQueueOption = Annotated[
-    DecodeQueue | None, typer.Option(help="What a decode adds to the queue of a machine for both phases.")
-]
-BreakEvenOption = Annotated[
-    bool | None,
-    typer.Option(
-        "--break-even/--no-break-even", help="Both phases on one machine where splitting costs more than it saves."
-    ),
-]
-RepurposeOption = Annotated[
-    float | None,
-    typer.Option(
-        "--repurpose-window", min=0, help="Seconds in which a machine may change its home pool; 0: none does."
-    ),
-]
-
-
-def with_options(policy: ServingPolicy, **options: Any) -> ServingPolicy:
-    """Return a policy with the options that were given, by its fields; raises `OptionError` where they do not go together."""
-    try:
-        return replace(policy, **{name: value for name, value in options.items() if value is not None})
-    except ValueError as error:
-        raise OptionError(f"--policy, --reserve, --chunk-tokens: {error}") from error

@@ -11,23 +11,10 @@ import typer
 from spotwise.cli.bench.plot import require_plotting
 from spotwise.cli.bench.report import environment, report_console, require_writable
 from spotwise.cli.errors import OptionError
-from spotwise.cli.simulate.candidates import Candidates, own_candidates, paper_candidates
+from spotwise.cli.option_groups import OptionGroup, with_option_groups
+from spotwise.cli.simulate.candidates import CandidateOptions, Candidates, FittedCostOptions, chosen_candidates
 from spotwise.cli.simulate.documents import write_document
-from spotwise.cli.simulate.options import (
-    ArrivalsOption,
-    BlockTokensOption,
-    DecodeModelOption,
-    JobsOption,
-    JointlyOption,
-    JsonOption,
-    ModelOption,
-    RunsOption,
-    TraceOption,
-    WorkloadOption,
-    parse_model,
-    parse_split,
-    parse_workload,
-)
+from spotwise.cli.simulate.options import JobsOption, JsonOption, LoadOptions, RunsOption, parse_split
 from spotwise.cli.simulate.progress import Simulations
 from spotwise.cli.simulate.provision_table import (
     ROW_FIGURES,
@@ -39,9 +26,6 @@ from spotwise.cli.simulate.provision_table import (
     split_document,
 )
 from spotwise.cli.simulate.run_marks import beyond_marks
-from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.designs import SPLITWISE_HA
 from spotwise.simulator.runs.plots import plot_bars, save
@@ -50,32 +34,36 @@ from spotwise.simulator.searches.provisioning import Objective, best_split, chea
 from spotwise.simulator.searches.search import Grid
 
 
+class GoalOptions(OptionGroup):
+    """The options that say what is sought."""
+
+    objective: Annotated[Aim, typer.Option(help="Minimum of this for --rate, or maximum throughput of a budget.")]
+    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second that must be served.")] = None
+    max_cost: Annotated[float | None, typer.Option(min=0, help="Budget: US dollars an hour.")] = None
+    max_power: Annotated[float | None, typer.Option(min=0, help="Budget: power, one DGX-A100 is 1.")] = None
+    max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None
+
+    @property
+    def budgets(self) -> list[tuple[float, Objective]]:
+        """The budgets that were given, and what each is of."""
+        measures: list[tuple[float | None, Objective]] = [
+            (self.max_cost, Objective.COST),
+            (self.max_power, Objective.POWER),
+            (self.max_machines, Objective.MACHINES),
+        ]
+        return [(budget, measure) for budget, measure in measures if budget is not None]
+
+
+@with_option_groups
 def provision(
-    objective: Annotated[Aim, typer.Option(help="Minimum of this for --rate, or maximum throughput of a budget.")],
-    rate: Annotated[float | None, typer.Option(min=0.001, help="Requests per second that must be served.")] = None,
-    max_cost: Annotated[float | None, typer.Option(min=0, help="Budget: US dollars an hour.")] = None,
-    max_power: Annotated[float | None, typer.Option(min=0, help="Budget: power, one DGX-A100 is 1.")] = None,
-    max_machines: Annotated[int | None, typer.Option(min=1, help="Budget: machines.")] = None,
-    designs: Annotated[str | None, typer.Option(help="Designs, separated by commas; by default all.")] = None,
-    cluster: Annotated[
-        Path | None,
-        typer.Option(
-            help="Cluster file: its kinds of machine in any numbers, each of mixed machines alone, and each of prompt with "
-            "each of token machines."
-        ),
-    ] = None,
-    most: Annotated[str, typer.Option(help="Upper bounds of prompt and token machines, for --rate.")] = "100,60",
-    workload: WorkloadOption = "conv",
-    trace: TraceOption = None,
-    arrivals: ArrivalsOption = ArrivalKind.POISSON,
-    jointly: JointlyOption = False,
-    block_tokens: BlockTokensOption = MOONCAKE_BLOCK_TOKENS,
+    *,
+    goal: GoalOptions,
+    among: CandidateOptions,
+    load: LoadOptions,
     seconds: Annotated[float, typer.Option(min=0.001, help="Seconds of arrivals.")] = 120.0,
     step: Annotated[float, typer.Option(min=0.001, help="Rates are multiples of this.")] = 10.0,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds: a rate must hold in all; limits are means.")] = 1,
-    model: ModelOption = "bloom-176b",
-    decode_model: DecodeModelOption = DecodeModel.HONEST,
-    profile: Annotated[Path | None, typer.Option(help="Fit the machines' costs to this CSV.")] = None,
+    costs: FittedCostOptions,
     jobs: JobsOption = None,
     runs: RunsOption = None,
     plot: Annotated[
@@ -84,12 +72,9 @@ def provision(
     json: JsonOption = None,
 ) -> None:
     """Search numbers of machines, design by design, for an objective under all latency objectives."""
-    bounds = parse_split(most, SPLITWISE_HA, "--most")
-    load = parse_workload(workload, trace, arrivals, jointly=jointly, block_tokens=block_tokens)
-    if cluster is not None:
-        chosen = own_candidates(cluster, designs, load, seconds, model, decode_model, profile)
-    else:
-        chosen = paper_candidates(designs, load, seconds, parse_model(model), decode_model, profile)
+    bounds = parse_split(among.most, SPLITWISE_HA, "--most")
+    chosen = chosen_candidates(among, load.cluster_workload(), seconds, costs)
+    objective, rate = goal.objective, goal.rate
     if plot is not None:
         require_plotting(plot)
     require_writable(json)
@@ -100,7 +85,7 @@ def provision(
     if objective is Aim.THROUGHPUT:
         if rate is not None:
             raise OptionError("--rate: not with --objective throughput, which searches the rate; give a budget")
-        within = _budget(max_cost, max_power, max_machines, chosen)
+        within = _budget(goal, chosen)
         # The search converges from any guess; this one is near typical answers.
         grid = Grid(step, 1000 * step, 8 * step)
         searches = {
@@ -119,7 +104,7 @@ def provision(
     else:
         if rate is None:
             raise OptionError("--rate: missing; give the requests per second that must be served")
-        if (max_cost, max_power, max_machines) != (None, None, None):
+        if goal.budgets:
             raise OptionError(
                 "--max-cost, --max-power, --max-machines: not with a rate; budgets are for --objective throughput"
             )
@@ -153,18 +138,10 @@ def provision(
         console.print(f"drawn into {plot}", style="dim")
 
 
-def _budget(
-    max_cost: float | None, max_power: float | None, max_machines: int | None, chosen: Candidates
-) -> Callable[[Design], Sequence[Split]]:
-    measures: list[tuple[float | None, Objective]] = [
-        (max_cost, Objective.COST),
-        (max_power, Objective.POWER),
-        (max_machines, Objective.MACHINES),
-    ]
-    given = [(budget, measure) for budget, measure in measures if budget is not None]
-    if len(given) != 1:
+def _budget(goal: GoalOptions, chosen: Candidates) -> Callable[[Design], Sequence[Split]]:
+    if len(goal.budgets) != 1:
         raise OptionError("--objective throughput: give one of --max-cost, --max-power and --max-machines")
-    budget, measure = given[0]
+    ((budget, measure),) = goal.budgets
     chosen.require_known(measure, f"--max-{measure.value}")
 
     def within(design: Design) -> Sequence[Split]:

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from typing import Any
 
 from spotwise.cli.profile_files import extrapolation_lines, kinds_line, says_its_range, unknown_range_line
-from spotwise.simulator.runs.beyond_profiles import BeyondProfiles
 from spotwise.simulator.runs.intervals import MeanInterval, SeedMeans
+from spotwise.simulator.runs.metrics import BeyondProfiles
 from spotwise.simulator.runs.run_summary import STEADY_SHARE, RunSummary
 
 

@@ -47,6 +47,14 @@ class BatchShape:
         return cls(prompt_tokens, prompt_context, decodes, decode_context)
 
 
+@dataclass(frozen=True, slots=True)
+class IterationTime:
+    """One iteration's shape and duration in the engine."""
+
+    shape: BatchShape
+    seconds: float
+
+
 def pairs(first_position: int, tokens: int) -> float:
     """Return the pairs of a chunk's tokens and the tokens that these attend to."""
     return tokens * (first_position + tokens / 2)

@@ -42,13 +42,13 @@ class Urgency(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class WantedPurchase:
-    """Instances of a type and market to buy, below a price in dollars an hour."""
+    """Instances of a type and market to buy, below a price in dollars an hour; `None`: at any."""
 
     type_name: str
     market: Market
     count: int
     urgency: Urgency
-    below_per_h: float = math.inf
+    below_per_h: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def within_budget(
         )
         for _ in range(min(each.count, len(room))):
             zone, zone_price = room[0]
-            if zone_price > each.below_per_h:
+            if each.below_per_h is not None and zone_price > each.below_per_h:
                 break
             if budget_per_h is not None and price_per_h + zone_price > budget_per_h * (1 + ROUNDING):
                 if each.urgency is Urgency.SERVES and not lacking_per_h:

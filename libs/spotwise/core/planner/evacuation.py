@@ -45,7 +45,7 @@ _FIRST_STEP_S = 0.05
 
 @dataclass(slots=True)
 class _Order:
-    target_id: str  #: empty: given back
+    target_id: str | None  #: `None`: given back
     sent_s: float
 
 
@@ -181,8 +181,8 @@ class Evacuation:
         for key, sequence in self._sequences.items():
             if key in self._ordered:
                 continue
-            arrangement, target_id = self._arranged.get(key), self._targets.get(key, "")
-            if arrangement is not None and arrangement.copy_start_s is not None and target_id:
+            arrangement, target_id = self._arranged.get(key), self._targets.get(key)
+            if arrangement is not None and arrangement.copy_start_s is not None and target_id is not None:
                 plan = known.get(key)
                 if plan is None or plan.target_id != target_id:
                     continue
@@ -197,15 +197,15 @@ class Evacuation:
             orders.append(m.Send(self.worker_id, message))
         return orders
 
-    def _why_given_back(self, key: str, arrangement: Arrangement | None, now: float) -> str:
-        """Return why a request is given back now; empty where it is not."""
+    def _why_given_back(self, key: str, arrangement: Arrangement | None, now: float) -> str | None:
+        """Return why a request is given back now; `None` where it is not."""
         if arrangement is None or key in self._squeezed:
-            return "its KV could not be moved by the deadline" if now >= self.latest_s else ""
+            return "its KV could not be moved by the deadline" if now >= self.latest_s else None
         if arrangement.disposition is Disposition.RECOMPUTE:
-            return "computing it again is sooner than a move" if now >= arrangement.stop_s else ""
+            return "computing it again is sooner than a move" if now >= arrangement.stop_s else None
         if arrangement.disposition is Disposition.MOVE and now >= self.latest_s:
             return "no worker had free blocks for it"
-        return ""
+        return None
 
     def ended(self, report: m.MoveEnded, now: float) -> None:
         """Learn how a move ended: what was refused or failed is arranged anew."""

@@ -122,7 +122,16 @@ def same_shape_map(
         Instance(each, 1, leaving.get(each)) for each in sorted(known | {device.instance for device in placed})
     )
     running_on = {number: old.index(group) for number, group in enumerate(new) if group in old}
-    return DeviceMap(Deployment(config, instances, held), next_config, placed, {}, (), 0, 0, running_on)
+    return DeviceMap(
+        before=Deployment(config, instances, held),
+        config=next_config,
+        positions=placed,
+        running={},
+        waiting=(),
+        kept_weight_bytes=0,
+        kept_kv_bytes=0,
+        running_on=running_on,
+    )
 
 
 def _config(groups: Sequence[m.DeviceGroup], stages: int, shards: int) -> ParallelConfig | None:

@@ -37,7 +37,7 @@ class _Source:
     hands_over: bool
     number: int = 0
     asked_s: float = 0.0
-    ordered: str = ""  #: the sequence that is on its way
+    ordered: str | None = None  #: the sequence that is on its way
 
 
 class Relief:
@@ -77,16 +77,16 @@ class Relief:
         """Return the surveys that are due."""
         due = []
         for worker_id, source in self._sources.items():
-            waits = bool(source.ordered) or source.number > 0
+            waits = source.ordered is not None or source.number > 0
             if now - source.asked_s >= (LOST_AFTER_S if waits else self._policy.survey_s):
-                source.number, source.asked_s, source.ordered = source.number + 1, now, ""
+                source.number, source.asked_s, source.ordered = source.number + 1, now, None
                 due.append(m.Send(worker_id, m.SurveyWorker(self._planner_id, source.number)))
         return due
 
     def surveyed(self, report: m.WorkerSurveyed, leaving: frozenset[str], now: float) -> list[m.Send]:
         """Order the move that saves most, if any does."""
         source = self._sources.get(report.worker_id)
-        if source is None or source.number != report.number or source.ordered:
+        if source is None or source.number != report.number or source.ordered is not None:
             return []
         source.number = 0
         without = leaving | frozenset(self._sources) | {report.worker_id}
@@ -112,7 +112,7 @@ class Relief:
         """Let the next request of the worker follow."""
         source = self._sources.get(report.worker_id)
         if source is not None and source.ordered == sequence_id(report.choice_id, report.epoch):
-            source.ordered = ""
+            source.ordered = None
 
 
 def _runs_short(load: m.WorkerLoad) -> bool:

@@ -110,7 +110,7 @@ class Assigner:
     def _send(self, entry: AcceptedRequest, demand: RequestDemand, placement: Placement, now: float) -> None:
         prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
         entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
-        entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by.value
+        entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by
         entry.by_life = placement.by_life
         self._assignments += 1
         self._requests.send(entry, self._assignments, now)
@@ -205,8 +205,8 @@ class Assigner:
         for worker_id in dict.fromkeys((token_id, prompt_id)):
             self._prefixes.sent(order.prefix_spans, worker_id, self._pools[worker_id].member.incarnation)
         facts: list[tuple[str, str | int | float]] = [("prompt_worker", prompt_id), ("token_worker", token_id)]
-        if entry.placed_by != PlacedBy.HOME_POOL.value:
-            facts.append(("placed_by", entry.placed_by))
+        if entry.placed_by not in (None, PlacedBy.HOME_POOL):
+            facts.append(("placed_by", entry.placed_by.value))
         if entry.by_life:
             facts.append(("by_life", 1))
         facts.append(("queue_s", now - entry.accepted_s))

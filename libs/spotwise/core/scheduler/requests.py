@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from spotwise.core.messages.mesh import SubmitRequest
+from spotwise.core.scheduler.placements import PlacedBy
 
 
 @dataclass(slots=True)
@@ -35,7 +36,7 @@ class AcceptedRequest:
     prompt_worker: str | None = None
     token_worker: str | None = None
     prompt_queued: int = 0
-    placed_by: str = ""
+    placed_by: PlacedBy | None = None
     by_life: bool = False
     sent_s: float | None = None
     assignment: int | None = None

@@ -9,7 +9,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_health.v1._async import HealthServicer
 
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.messages.members import Member
 from spotwise.mesh.grpc.control_access import OPEN_ACCESS, ControlAccess
 from spotwise.mesh.ports.ports import MeshError
@@ -56,14 +56,6 @@ class EngineDescription:
     engine: str
     kv_bytes_per_token: int
     times: GroupTimes | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class IterationTime:
-    """One iteration's shape and duration in the engine."""
-
-    shape: BatchShape
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True)

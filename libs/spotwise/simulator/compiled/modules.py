@@ -37,7 +37,6 @@ _COMPILED = (
     "core/scheduler/*.py",
     "core/worker/**/*.py",
     "simulator/costs/published_costs.py",
-    "simulator/runs/beyond_profiles.py",
     "simulator/runs/metrics.py",
     "simulator/runs/percentiles.py",
     "simulator/runs/slo.py",
@@ -55,6 +54,7 @@ _INTERPRETED = frozenset(
         "core/latest.py",  # a subclass of `OrderedDict`, which mypyc compiles to what crashes
         "core/values.py",  # a decorator that compiled classes do not have
         # nothing of a simulation, or next to nothing
+        "core/costs/cost_fit.py",
         "core/requests/names.py",
         "core/membership/confirmation.py",
         "core/messages/fleet.py",

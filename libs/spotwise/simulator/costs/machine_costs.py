@@ -10,8 +10,15 @@ from pathlib import Path
 
 from spotwise.core.costs.cost_model import TableIterationCost
 from spotwise.simulator.costs.hardware import LanguageModel
-from spotwise.simulator.costs.profile_fit import Peaks, fit_honest, with_slower_prompts
-from spotwise.simulator.costs.profiles import ProfileError, ProfileRow, measured, read_profile
+from spotwise.simulator.costs.profile_fit import (
+    Peaks,
+    ProfileError,
+    ProfileRow,
+    fit_honest,
+    measured,
+    read_profile,
+    with_slower_prompts,
+)
 from spotwise.simulator.costs.published_costs import PublishedIterationCost, fit_published, fit_published_by_batch
 from spotwise.simulator.packaged_data import read_packaged
 

@@ -1,4 +1,8 @@
-"""Fits iteration costs to a profile's rows; falling neighbours of a table are pooled (isotonic regression).
+"""Reads profiles of machines, selects the sound measurements, and fits iteration costs to them; falling neighbours of a table
+are pooled (isotonic regression).
+
+Columns and units are those of the published profile (Patel et al., Splitwise, ISCA 2024, `perf_model.csv` of its simulator);
+the exclusion rules come from its 1,260 rows.
 
 Honest model: prefill is linear layers (piecewise linear in the batch's prompt tokens) plus attention by token pairs; decode is
 piecewise linear in batch size, plus context. Pair cost: equal prompt tokens as one prompt and as several of 512. Context cost:
@@ -9,15 +13,125 @@ own model is in `published_costs.py`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import csv
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from statistics import fmean, median
+from typing import Any
 
 import numpy as np
 
 from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost, pairs
 from spotwise.simulator.costs.hardware import LanguageModel
-from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
+
+#: Longer answers ended early, at an end-of-sequence token: the context of their mean decode time is unknown.
+LONGEST_TRUE_OUTPUT = 128
+_DOUBTFUL = {("h100-80gb", 64), ("a100-80gb", 64), ("a100-80gb", 32)}
+
+
+class ProfileError(ValueError):
+    """A profile is wrong or incomplete; the message names file, line and fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProfileRow:
+    """One measurement.
+
+    Attributes:
+        tensor_parallel: GPUs.
+        prompt_size: tokens of each request's prompt.
+        batch_size: requests that ran together.
+        token_size: requested output tokens.
+        prompt_s: seconds of the batch's whole prompt phase.
+        token_s: mean of an iteration of its token phase.
+    """
+
+    model: str
+    hardware: str
+    tensor_parallel: int
+    prompt_size: int
+    batch_size: int
+    token_size: int
+    prompt_s: float
+    token_s: float
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of all prompts of the batch."""
+        return self.prompt_size * self.batch_size
+
+    @property
+    def decode_context(self) -> int:
+        """Context of an iteration in the middle of the answers, tokens."""
+        return self.batch_size * (self.prompt_size + self.token_size // 2)
+
+
+_COLUMNS: Mapping[str, type] = {
+    "model": str,
+    "hardware": str,
+    "prompt_size": int,
+    "batch_size": int,
+    "token_size": int,
+    "prompt_time": float,
+    "token_time": float,
+    "tensor_parallel": int,
+}
+
+
+def read_profile(path: Path) -> list[ProfileRow]:
+    """Read all rows, sound or not; raises ProfileError if the file cannot be read or a line is wrong."""
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            lines = csv.DictReader(file)
+            names = list(lines.fieldnames or ())
+            if twice := [column for column in _COLUMNS if names.count(column) > 1]:
+                raise ProfileError(f"{path}, line 1: column {', '.join(twice)} is there twice; leave one out")
+            missing = [column for column in _COLUMNS if column not in names]
+            if missing:
+                raise ProfileError(f"{path}, line 1: no column {', '.join(missing)}")
+            return [_row(path, lines.line_num, line) for line in lines]
+    except OSError as error:
+        raise ProfileError(f"{path} cannot be read: {error.strerror}") from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ProfileError(f"{path} is no CSV file: {error}") from error
+
+
+def measured(rows: Iterable[ProfileRow]) -> tuple[list[ProfileRow], Counter[str]]:
+    """Return the sound rows, and counts of the others by reason."""
+    kept: list[ProfileRow] = []
+    left_out: Counter[str] = Counter()
+    for row in rows:
+        reason = _reason_against(row)
+        if reason is None:
+            kept.append(row)
+        else:
+            left_out[reason] += 1
+    return kept, left_out
+
+
+def _reason_against(row: ProfileRow) -> str | None:
+    if row.hardware.endswith("-pcap"):
+        return "power-capped rows are other rows with the prompt time times 1.3, not measurements"
+    if row.tensor_parallel == 2 and (row.hardware, row.batch_size) in _DOUBTFUL:
+        return "with 2 GPUs the largest batches did not fit and waited"
+    if row.token_size > LONGEST_TRUE_OUTPUT:
+        return f"answers of more than {LONGEST_TRUE_OUTPUT} tokens ended early"
+    return None
+
+
+def _row(path: Path, line: int, fields: Mapping[str, str]) -> ProfileRow:
+    values: dict[str, Any] = {}
+    for column, kind in _COLUMNS.items():
+        try:
+            values[column] = kind(fields[column])
+        except (TypeError, ValueError) as error:
+            raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not a number") from error
+        if kind is not str and not values[column] > 0:
+            raise ProfileError(f"{path}, line {line}: {column} is {fields[column]!r}, not above 0")
+    prompt_s, token_s = values.pop("prompt_time") / 1000, values.pop("token_time") / 1000
+    return ProfileRow(**values, prompt_s=prompt_s, token_s=token_s)
 
 
 @dataclass(frozen=True, slots=True)

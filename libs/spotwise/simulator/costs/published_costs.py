@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from spotwise.core.costs.cost_model import BatchShape
-from spotwise.simulator.costs.profiles import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
+from spotwise.simulator.costs.profile_fit import LONGEST_TRUE_OUTPUT, ProfileError, ProfileRow
 
 #: The published simulator's rule for prompts and decodes in one iteration.
 PUBLISHED_MIXED_FACTOR = 1.1

@@ -8,10 +8,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 
-from spotwise.simulator.runs.beyond_profiles import TimeBeyondProfiles
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.machine_changes import lives_of
-from spotwise.simulator.runs.metrics import RunMetrics
+from spotwise.simulator.runs.metrics import RunMetrics, TimeBeyondProfiles
 from spotwise.simulator.runs.request_rows import MetricsAndRows, RequestRows
 from spotwise.simulator.runs.run_summary import RunSummary, summary_of
 from spotwise.simulator.runs.setups import ClusterSetup, own_setup, paper_setup, world_of

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from spotwise.simulator.runs.beyond_profiles import BeyondProfiles
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.machine_changes import MachineLife
-from spotwise.simulator.runs.metrics import PoolFigures, RunMetrics, Verdict, time_shares
+from spotwise.simulator.runs.metrics import BeyondProfiles, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS
 from spotwise.simulator.world.results import WorldResult
@@ -118,31 +117,31 @@ def summary_of(
     requests_per_s = metrics.steady_requests_per_s or (result.completed / ended_s if ended_s else 0.0)
     prices = [group.kind.price_per_hour for group in cluster.groups]
     return RunSummary(
-        case,
-        result.completed,
-        result.failed,
-        metrics.first_failure,
-        ended_s,
-        requests_per_s,
-        requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
-        _latency_figures(metrics.latencies),
-        metrics.verdict(),
-        {name: _pool_summary(case, name, pool, lives, ended_s) for name, pool in sorted(metrics.pools.items())},
-        cluster.price_per_hour,
-        sum(prices[life.group] * life.until_s(ended_s) for life in lives) / 3600,
-        cluster.power,
-        sum(machine.sent for machine in result.machines),
-        sum(machine.sent_bytes for machine in result.machines),
-        sum(machine.preemptions for machine in result.machines),
-        wall_s,
-        sum(life.joins and life.from_s <= ended_s for life in lives),
-        sum(life.gone_s is not None and life.gone_s <= ended_s for life in lives),
-        result.moved,
-        result.recomputed,
-        result.restarted,
-        {priority: _latency_figures(own) for priority, own in sorted(metrics.by_priority.items())},
-        metrics.cached_share if case.caches_prefixes else None,
-        metrics.beyond,
+        case=case,
+        completed=result.completed,
+        failed=result.failed,
+        first_failure=metrics.first_failure,
+        ended_s=ended_s,
+        requests_per_s=requests_per_s,
+        output_tokens_per_s=requests_per_s * metrics.output_tokens / result.completed if result.completed else 0.0,
+        latencies_s=_latency_figures(metrics.latencies),
+        verdict=metrics.verdict(),
+        pools={name: _pool_summary(case, name, pool, lives, ended_s) for name, pool in sorted(metrics.pools.items())},
+        price_per_hour=cluster.price_per_hour,
+        spent_usd=sum(prices[life.group] * life.until_s(ended_s) for life in lives) / 3600,
+        power=cluster.power,
+        handoffs=sum(machine.sent for machine in result.machines),
+        handoff_bytes=sum(machine.sent_bytes for machine in result.machines),
+        preemptions=sum(machine.preemptions for machine in result.machines),
+        wall_s=wall_s,
+        joined=sum(life.joins and life.from_s <= ended_s for life in lives),
+        left=sum(life.gone_s is not None and life.gone_s <= ended_s for life in lives),
+        moved=result.moved,
+        recomputed=result.recomputed,
+        restarted=result.restarted,
+        by_priority={priority: _latency_figures(own) for priority, own in sorted(metrics.by_priority.items())},
+        cached_share=metrics.cached_share if case.caches_prefixes else None,
+        beyond_profile=metrics.beyond,
     )
 
 
@@ -165,10 +164,10 @@ def _pool_summary(
     group = case.cluster.group_names.index(name)
     present_s = sum(life.until_s(ended_s) for life in lives if life.group == group)
     return PoolSummary(
-        case.cluster.groups[group].count,
-        pool.busy_s / present_s if present_s else 0.0,
-        pool.iterations,
-        pool.decode_tokens / pool.iterations,
-        tuple(tokens),
-        tuple(shares),
+        machines=case.cluster.groups[group].count,
+        utilisation=pool.busy_s / present_s if present_s else 0.0,
+        iterations=pool.iterations,
+        mean_decodes=pool.decode_tokens / pool.iterations,
+        tokens=tuple(tokens),
+        time_shares=tuple(shares),
     )

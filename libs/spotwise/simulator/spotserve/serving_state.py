@@ -254,4 +254,13 @@ def _in_order(before: Deployment, config: ParallelConfig) -> DeviceMap:
         fits = config.max_batch if number < config.pipelines else 0
         running[number] = requests[:fits]
         waiting += requests[fits:]
-    return DeviceMap(before, config, after.positions, {k: v for k, v in running.items() if v}, tuple(waiting), 0, 0, {})
+    return DeviceMap(
+        before=before,
+        config=config,
+        positions=after.positions,
+        running={k: v for k, v in running.items() if v},
+        waiting=tuple(waiting),
+        kept_weight_bytes=0,
+        kept_kv_bytes=0,
+        running_on={},
+    )

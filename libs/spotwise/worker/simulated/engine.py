@@ -17,8 +17,7 @@ import structlog
 
 from spotwise.core.costs.batching import Batch
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinkCost
-from spotwise.core.costs.cost_profile import USUAL_HOST_LINK
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import USUAL_HOST_LINK, MeasuredRange
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs, counter_uniform
 from spotwise.mesh.ports.ports import MeshError

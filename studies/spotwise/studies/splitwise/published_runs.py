@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.case import Case

@@ -8,8 +8,7 @@ from pathlib import Path
 import orjson
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import BUILT_IN, MeasuredRange
 from spotwise.files.cost_profile import profile_as_dict
 from tests.unit.cli.command_line import CommandLine, Ended
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import fmean
 
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
-from spotwise.simulator.costs.profiles import ProfileRow
+from spotwise.simulator.costs.profile_fit import ProfileRow
 
 #: Batches of more than one request were measured with prompts of so many tokens.
 BATCH_LINE_PROMPT = 512

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
-from spotwise.simulator.costs.profiles import ProfileRow
+from spotwise.simulator.costs.profile_fit import ProfileRow
 
 HEADER = (
     "model,hardware,prompt_size,batch_size,token_size,peak_power,average_power,prompt_time,token_time,e2e_time,"

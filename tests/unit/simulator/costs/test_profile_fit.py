@@ -9,10 +9,65 @@ import pytest
 from spotwise.core.costs.cost_model import BatchShape, pairs
 from spotwise.simulator.costs.hardware import BLOOM_176B
 from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, costs_from
-from spotwise.simulator.costs.profile_fit import Peaks, fit_honest
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import Peaks, ProfileError, fit_honest, measured, read_profile
 from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats, predicted
-from tests.unit.simulator.costs.profile_rows import lines, row, write
+from tests.unit.simulator.costs.profile_rows import HEADER, lines, row, write
+
+GOOD = "llama2-70b,a100-80gb,512,4,128,0.9,0.73,196.25,54.75,7168.9,2\n"
+
+
+def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
+    """Durations of a profile are read from milliseconds into seconds."""
+    path = tmp_path / "profile.csv"
+    path.write_text(HEADER + GOOD)
+    (read,) = read_profile(path)
+    assert (read.model, read.hardware, read.tensor_parallel) == ("llama2-70b", "a100-80gb", 2)
+    assert (read.prompt_size, read.batch_size, read.prompt_tokens, read.token_size) == (512, 4, 2048, 128)
+    assert (read.prompt_s, read.token_s) == (0.19625, 0.05475)
+
+
+def test_rows_that_mislead_are_left_out_and_counted() -> None:
+    """Misleading rows are left out and counted by reason; the others keep their order."""
+    good = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
+    bad = [
+        row(512, 1, 0.13, 0.04, hardware="h100-80gb-pcap"),
+        row(512, 64, 0.2, 0.1, tensor_parallel=2),
+        row(512, 32, 0.2, 0.1, tensor_parallel=2),
+        row(512, 1, 0.1, 0.04, token_size=8192),
+        row(512, 1, 0.1, 0.04, token_size=256),
+    ]
+    kept, left_out = measured([good[0], *bad, good[1]])
+    assert kept == good
+    assert sorted(left_out.values()) == [1, 2, 2]
+
+
+def test_what_was_written_is_read_again(tmp_path: Path) -> None:
+    """`write` and `read_profile` are inverses, which the other tests rely on."""
+    rows = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
+    assert read_profile(write(rows, tmp_path / "profile.csv")) == rows
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("model,hardware\n", "line 1: no column prompt_size"),
+        (HEADER + GOOD + GOOD.replace("196.25", "fast"), "line 3: prompt_time is 'fast'"),
+        (HEADER + GOOD.replace("196.25", "0"), "line 2: prompt_time is '0', not above 0"),
+        (HEADER + "llama2-70b,a100-80gb\n", "line 2: prompt_size is None"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
+    """The error has the line's number and what is wrong."""
+    path = tmp_path / "profile.csv"
+    path.write_text(text)
+    with pytest.raises(ProfileError, match=why):
+        read_profile(path)
+
+
+def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ProfileError, match=r"absent\.csv cannot be read"):
+        read_profile(tmp_path / "absent.csv")
+
 
 #: So fast that no bound of arithmetic or memory is in the way.
 FAST = Peaks(1e30, 1e30)

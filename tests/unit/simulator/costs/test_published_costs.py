@@ -18,7 +18,7 @@ from spotwise.simulator.costs.machine_costs import (
     published_built_in_costs,
     published_costs_from,
 )
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.costs.published_costs import (
     InterpolatedTable,
     PublishedIterationCost,

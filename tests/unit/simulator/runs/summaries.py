@@ -26,7 +26,25 @@ def summary(of: Case, *, holds: bool) -> RunSummary:
     """Make up a run in which all objectives hold, or the first one does not."""
     kept = dict.fromkeys(("tbt", "e2e"), ((1.0, 1.25), (1.0, 1.5), (1.0, 5.0)))
     verdict = Verdict({"ttft": ((1.0 if holds else 3.0, 2.0), (1.0, 3.0), (1.0, 6.0))} | kept, failed=0)
-    return RunSummary(of, 1, 0, None, 1.0, 1.0, 1.0, {}, verdict, {}, 1.0, 1.0, 1.0, 0, 0.0, 0, 0.0)
+    return RunSummary(
+        case=of,
+        completed=1,
+        failed=0,
+        first_failure=None,
+        ended_s=1.0,
+        requests_per_s=1.0,
+        output_tokens_per_s=1.0,
+        latencies_s={},
+        verdict=verdict,
+        pools={},
+        price_per_hour=1.0,
+        spent_usd=1.0,
+        power=1.0,
+        handoffs=0,
+        handoff_bytes=0.0,
+        preemptions=0,
+        wall_s=0.0,
+    )
 
 
 @dataclass

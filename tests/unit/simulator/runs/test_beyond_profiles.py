@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.costs.cost_model import BatchShape
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import MeasuredRange
 from spotwise.core.messages.members import Pool
 from spotwise.simulator.loads.workload import ClusterWorkload
-from spotwise.simulator.runs.beyond_profiles import TimeBeyondProfiles
 from spotwise.simulator.runs.designs import DGX_A100
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
+from spotwise.simulator.runs.metrics import TimeBeyondProfiles
 from spotwise.simulator.runs.own_machines import OwnMachine
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, scenario
 

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import BUILT_IN, MeasuredRange
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue
 from spotwise.core.worker.policy import Scheduling

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.costs.profiles import ProfileError
+from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split

@@ -21,8 +21,7 @@ from spotwise.simulator.costs.machine_costs import (
     published_built_in_costs,
     rows_of,
 )
-from spotwise.simulator.costs.profile_fit import fit_honest
-from spotwise.simulator.costs.profiles import ProfileRow, measured, read_profile
+from spotwise.simulator.costs.profile_fit import ProfileRow, fit_honest, measured, read_profile
 from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload

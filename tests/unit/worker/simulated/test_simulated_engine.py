@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.costs.cost_model import BatchShape, LinkCost
-from spotwise.core.costs.measured_range import MeasuredRange
+from spotwise.core.costs.cost_profile import MeasuredRange
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs

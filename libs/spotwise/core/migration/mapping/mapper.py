@@ -48,14 +48,14 @@ def map_devices(before: Deployment, config: ParallelConfig, model: ModelShape) -
     positions = dict(sorted(taken.items(), key=lambda entry: entry[1]))
     kept = [reusable.pair_bytes(before.positions.get(device), position) for device, position in positions.items()]
     return DeviceMap(
-        before,
-        config,
-        positions,
-        inheritance.running,
-        inheritance.waiting,
-        sum(weight_bytes for weight_bytes, _ in kept),
-        sum(kv_bytes for _, kv_bytes in kept),
-        inheritance.running_on,
+        before=before,
+        config=config,
+        positions=positions,
+        running=inheritance.running,
+        waiting=inheritance.waiting,
+        kept_weight_bytes=sum(weight_bytes for weight_bytes, _ in kept),
+        kept_kv_bytes=sum(kv_bytes for _, kv_bytes in kept),
+        running_on=inheritance.running_on,
     )
 
 

@@ -6,9 +6,8 @@ import random
 
 import pytest
 
-from spotwise.core.costs.cost_model import BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.mesh.grpc.control import IterationTime
-from spotwise.worker.cost_fit import fit_iterations, fit_link
+from spotwise.core.costs.cost_fit import fit_iterations, fit_link
+from spotwise.core.costs.cost_model import BatchShape, IterationTime, LinkCost, PiecewiseLinear, TableIterationCost
 
 COST = TableIterationCost(
     PiecewiseLinear((16.0, 64.0, 128.0, 2048.0), (0.01, 0.03, 0.06, 0.8)),

@@ -10,14 +10,20 @@ from contextlib import contextmanager
 from typing import Annotated, Any, get_type_hints
 
 import typer
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 from typer.models import OptionInfo
 
 from spotwise.cli.errors import OptionError
 
 
+class OptionGroup(BaseModel):
+    """Some of a command's options: one for each field, which is declared like a command's parameter."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 def with_option_groups(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command: a parameter whose type is a model stands for one option for each field of it.
+    """Decorate a command: a parameter whose type is a model stands for one option for each field of it, at its place.
 
     A field is declared like a command's parameter: `Annotated[T, typer.Option(...)] = default`. A function that returns the
     `typer.Option` may stand in its place, for an option whose declaration imports what only the command needs. The model that
@@ -59,6 +65,13 @@ def given_flags(group: BaseModel, among: Collection[str] | None = None) -> list[
     ]
 
 
+def changed_flags(group: BaseModel, among: Collection[str] | None = None) -> list[str]:
+    """Return what `given_flags` does, without the options that were given the values that they have anyway."""
+    fields = type(group).model_fields
+    changed = [name for name in fields if getattr(group, name) != fields[name].default]
+    return given_flags(group, [name for name in changed if among is None or name in among])
+
+
 @contextmanager
 def refused_options() -> Iterator[None]:
     """Convert a model's `ValidationError` to `OptionError`; its validators' messages name the options."""
@@ -78,7 +91,8 @@ def _is_given(context: typer.Context, name: str) -> bool:
 def _options_of(group: type[BaseModel]) -> list[inspect.Parameter]:
     options = []
     for name, field in group.model_fields.items():
-        info, default = copy.copy(_option_of(field.metadata)), field.default
+        info = copy.copy(_option_of(field.metadata))
+        default = inspect.Parameter.empty if field.is_required() else field.default
         if isinstance(info.show_default, str):  # which Typer would put in parentheses
             info.show_default, default = True, info.show_default
         options.append(
@@ -101,5 +115,6 @@ def _option_of(metadata: Collection[Any]) -> OptionInfo:
 
 
 def _flag(name: str, info: OptionInfo) -> str:
-    """Return the name that Typer gives an option: where it is annotated, its `default` is the first one declared."""
-    return info.default if isinstance(info.default, str) else f"--{name.replace('_', '-')}"
+    """Return the name that Typer gives an option: where it is annotated, its `default` is the first one declared; that of a
+    switch has its opposite behind a slash."""
+    return info.default.partition("/")[0] if isinstance(info.default, str) else f"--{name.replace('_', '-')}"

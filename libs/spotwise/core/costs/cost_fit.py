@@ -12,8 +12,14 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.costs.cost_model import FLAT_BYTES_PER_S, BatchShape, LinkCost, PiecewiseLinear, TableIterationCost
-from spotwise.mesh.grpc.control import IterationTime
+from spotwise.core.costs.cost_model import (
+    FLAT_BYTES_PER_S,
+    BatchShape,
+    IterationTime,
+    LinkCost,
+    PiecewiseLinear,
+    TableIterationCost,
+)
 
 #: No iteration takes less.
 _LEAST_S = 1e-9

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.worker.kept_profiles import KeptProfiles, ProfiledEngine
+from spotwise.worker.profiles.own_profile import KeptProfiles, ProfiledEngine
 
 ENGINE = ProfiledEngine(
     model="org/tiny model",

@@ -6,9 +6,9 @@ from typing import cast
 
 import pytest
 
+from spotwise.core.costs.cost_fit import fit_iterations
 from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost, PiecewiseLinear, TableIterationCost, pairs
-from spotwise.worker.cost_fit import fit_iterations
-from spotwise.worker.start_profile import MeasuredIterations, measure_iterations, profile_sections
+from spotwise.worker.profiles.start_profile import MeasuredIterations, measure_iterations, profile_sections
 from spotwise.worker.worker_engine import WorkerEngine
 from tests.unit.worker.timed_engine import TimedEngine
 

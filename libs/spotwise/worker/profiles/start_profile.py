@@ -19,11 +19,10 @@ from dataclasses import dataclass
 import structlog
 
 from spotwise.core.costs.batching import Batch, BatchRow
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
-from spotwise.mesh.grpc.control import IterationTime
 from spotwise.worker.worker_engine import WorkerEngine
 
 _log = structlog.get_logger(__name__)

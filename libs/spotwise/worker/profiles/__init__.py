@@ -1,0 +1,1 @@
+"""Cost profiles that workers measure of their own engines."""
