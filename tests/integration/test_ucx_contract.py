@@ -6,9 +6,9 @@ from functools import partial
 
 import pytest
 
-from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity
+from spotwise.mesh.security.secrets import MeshSecret
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
 
 pytestmark = pytest.mark.mesh

@@ -15,18 +15,18 @@ from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.links.kv_exports import KvExports
 from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
-from spotwise.mesh.links.link_handshake import LinkSecurity
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
-from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.links.ucx_push import UcxPush
 from spotwise.mesh.links.whole_push import SectionPush, SplitPush, push_at_once, source_of
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
 from spotwise.mesh.ports.weights import KvSections
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.process.watchdog import WatchedExecutor, WatchedPart
+from spotwise.mesh.security.link_security import LinkSecurity
 from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 
