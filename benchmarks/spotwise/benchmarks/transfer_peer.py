@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import KvMemory
 from spotwise.mesh.ports.weights import WholeKv
@@ -101,8 +102,7 @@ async def _serve(options: PeerOptions) -> None:
         PEER_ID,
         PEER_INCARNATION,
         on_handoff=lambda handoff, report: None,
-        chunk_bytes=options.chunk_bytes,
-        security=options.security(),
+        settings=TransferSettings(chunk_bytes=options.chunk_bytes, security=options.security()),
     )
     await transport.start()
     for number in range(options.pushes):
