@@ -24,6 +24,7 @@ from spotwise.wire.link_hello import (
     HelloRefusal,
     LinkHello,
     LinkKind,
+    SealWish,
     decode_hello,
     encode_hello,
     encode_refusal,
@@ -262,6 +263,16 @@ def test_a_wish_cannot_be_taken_back_on_the_way() -> None:
     other, _ = ends(LinkSecurity(SECRET, OFF), security, HERE)
     with pytest.raises(LinkRefusedError):
         shaken(listener, caller, lambda number, message: other.offer() if number == 0 else message)
+
+
+def test_a_listener_that_must_encrypt_refuses_a_caller_that_ignores_its_offer() -> None:
+    """Before it says who it is."""
+    listener, caller = ends(LinkSecurity(SECRET, ON), LinkSecurity(SECRET))
+    caller.meet(listener.offer())
+    caller._mine = replace(caller._mine, wish=SealWish.NEVER)
+    with pytest.raises(LinkRefusedError) as caught:
+        listener.verify(caller.hello(encode_hello(CALLER)), decode_hello)
+    assert caught.value.refusal is HelloRefusal.ENCRYPTION_DIFFERS
 
 
 def test_a_listener_that_answers_with_another_key_is_refused() -> None:
