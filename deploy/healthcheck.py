@@ -7,7 +7,7 @@ from pathlib import Path
 
 from spotwise.mesh.grpc.control import is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess
-from spotwise.mesh.grpc.plane_tls import PlaneTls
+from spotwise.mesh.security.plane_tls import PlaneTls
 
 if __name__ == "__main__":
     folder = os.environ.get("SPOTWISE_TLS_DIR")

@@ -14,6 +14,7 @@ import torch
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.engine.kv.device import DeviceKv
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled, load
@@ -105,7 +106,7 @@ async def test_a_process_hands_over_to_another_from_device_memory(device: torch.
     source, reserved = tuple(range(150)), tuple(range(50, 200))
     with Receiver(device, reserved) as receiver:
         said = await asyncio.to_thread(receiver.line)
-        transport = UcxKvTransport(memory, "p", 1, lambda *_: None, payloads=payloads, push_timeout_s=60.0)
+        transport = UcxKvTransport(memory, "p", 1, lambda *_: None, TransferSettings(push_timeout_s=60.0), payloads)
         await transport.start()
         try:
             target = KvTarget(worker_id="t", incarnation=2, address=said["address"], block_ids=reserved)

@@ -24,11 +24,11 @@ from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_answers, na
 from spotwise.mesh.grpc.control import ControlServer, answers, is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess
 from spotwise.mesh.grpc.device_control import DeviceLink, Report, device_handler
-from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PlaneTls
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret
 from spotwise.mesh.redis.store import RedisStore
+from spotwise.mesh.security.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, PlaneTls
+from spotwise.mesh.security.secrets import MeshSecret, read_mesh_secret
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal

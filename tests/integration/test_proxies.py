@@ -20,9 +20,9 @@ from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running
 from spotwise.mesh.grpc.control import ControlServer, is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.redis.store import RedisStore
+from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 

@@ -6,9 +6,10 @@ from functools import partial
 
 import pytest
 
-from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity
+from spotwise.mesh.security.secrets import MeshSecret
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
 
 pytestmark = pytest.mark.mesh
@@ -25,4 +26,5 @@ class TestUcxKvTransportEncrypted(KvTransportContract):
     @pytest.fixture
     def make(self) -> MakeTransport:
         """Transports on loopback that know a secret and encrypt."""
-        return partial(UcxKvTransport, security=LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON))
+        security = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)
+        return partial(UcxKvTransport, settings=TransferSettings(security=security))

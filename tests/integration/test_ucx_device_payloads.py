@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.links.kv_payloads import PayloadBuffers
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_reactor import reaches_cuda_memory
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError
@@ -108,12 +109,13 @@ async def test_chunks_of_every_size_land_in_memory_of_the_receivers_making() -> 
         "t",
         2,
         lambda handoff, _: handoffs.append(handoff),
-        payloads=receiving,
-        chunk_bytes=9000,
-        in_flight=2,
+        TransferSettings(chunk_bytes=9000, in_flight=2),
+        receiving,
     )
     source_memory = ArrayMemory(1, cell_bytes=3000)
-    sender = device_transport(source_memory, "p", 1, lambda *_: None, chunk_bytes=9000, in_flight=2)
+    sender = device_transport(
+        source_memory, "p", 1, lambda *_: None, settings=TransferSettings(chunk_bytes=9000, in_flight=2)
+    )
     await receiver.start()
     await sender.start()
     try:

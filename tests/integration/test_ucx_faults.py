@@ -15,9 +15,9 @@ import xxhash
 
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
-from spotwise.mesh.links.link_handshake import LinkSecurity
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
+from spotwise.mesh.security.link_security import LinkSecurity
 from spotwise.wire.kv_frames import (
     FRAME_BYTES,
     MAX_RESENDS,

@@ -12,20 +12,25 @@ import numpy as np
 import psutil
 import pytest
 
-from spotwise.mesh.links.link_handshake import Handshake, LinkEncryption, LinkRefusedError, LinkSecurity, LinkTerms
-from spotwise.mesh.links.link_seal import sealed_copy
 from spotwise.mesh.links.ucx_links import MOST_LINKS_OF_A_PEER, MOST_WAITING
 from spotwise.mesh.links.ucx_reactor import UcxReactor
 from spotwise.mesh.ports.ports import KvTransferError
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.handshake import Handshake, LinkTerms
+from spotwise.mesh.security.link_security import LinkEncryption, LinkRefusedError, LinkSecurity
+from spotwise.mesh.security.seal import SEALED_BYTES, LinkSeal, sealed_copy
+from spotwise.mesh.security.secrets import MeshSecret
+from spotwise.wire import framing
 from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, encode_frame
 from spotwise.wire.link_hello import (
+    HEAD_BYTES,
     HELLO_BYTES,
-    OFFER_BYTES,
-    PROOF_BYTES,
     LinkHello,
+    LinkKind,
+    decode_hello,
     decode_refusal,
+    encode_hello,
     layout_fingerprint,
+    message_bytes,
 )
 from tests.integration.test_ucx_faults import COMMIT, GOOD, RawPeer
 from tests.integration.test_ucx_processes import Peer
@@ -36,6 +41,7 @@ pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 SECRET = LinkSecurity(MeshSecret(b"s" * 32))
 ENCRYPTED = LinkSecurity(MeshSecret(b"s" * 32), LinkEncryption.ON)
 OTHER = LinkSecurity(MeshSecret(b"o" * 32))
+MESSAGE_BYTES = message_bytes(HELLO_BYTES)
 
 
 class Stranger:
@@ -60,8 +66,8 @@ class Stranger:
     async def exchange(self, answer: Any) -> bytes:
         """Send what `answer` makes of the offer, and return what comes back."""
         endpoint = self.connect()
-        offer, offered = self.receive(endpoint, OFFER_BYTES)
-        reply, replied = self.receive(endpoint, HELLO_BYTES + PROOF_BYTES)
+        offer, offered = self.receive(endpoint, HEAD_BYTES)
+        reply, replied = self.receive(endpoint, MESSAGE_BYTES)
         await offered
         await self.reactor.send_stream(endpoint, answer(bytes(offer)))
         await replied
@@ -70,17 +76,22 @@ class Stranger:
     async def shaken(self, security: LinkSecurity, name: str = "stranger") -> tuple[Any, LinkTerms]:
         """Shake hands as a peer of the mesh."""
         endpoint = self.connect()
-        offer, offered = self.receive(endpoint, OFFER_BYTES)
-        reply, replied = self.receive(endpoint, HELLO_BYTES + PROOF_BYTES)
+        offer, offered = self.receive(endpoint, HEAD_BYTES)
+        reply, replied = self.receive(endpoint, MESSAGE_BYTES)
         await offered
-        caller = self.caller(security, name)
-        await self.reactor.send_stream(endpoint, caller.answer(bytes(offer)))
+        caller, hello = self.called(security, bytes(offer), name)
+        await self.reactor.send_stream(endpoint, hello)
         await replied
-        return endpoint, caller.finish(bytes(reply))
+        caller.verify(bytes(reply), decode_hello)
+        return endpoint, caller.terms()
 
-    def caller(self, security: LinkSecurity, name: str = "stranger") -> Handshake:
-        layout = layout_fingerprint(self.worker.memory.layout)
-        return Handshake(security, LinkHello(name, 9, layout), "127.0.0.1")
+    def called(self, security: LinkSecurity, offer: bytes, name: str = "stranger") -> tuple[Handshake, bytes]:
+        """Return a caller's handshake and its hello."""
+        handshake = Handshake(security, LinkKind.KV, "127.0.0.1")
+        handshake.meet(offer)
+        return handshake, handshake.hello(
+            encode_hello(LinkHello(name, 9, layout_fingerprint(self.worker.memory.layout)))
+        )
 
 
 @asynccontextmanager
@@ -93,6 +104,13 @@ async def stranger_at(worker: Worker) -> AsyncIterator[Stranger]:
             endpoint.remove_close_callback()
             endpoint.close_blocking(10**8, 1)
         stranger.reactor.close()
+
+
+def _older(hello: bytes) -> bytes:
+    """Return a hello as an older version would send it."""
+    body = bytearray(hello[: HEAD_BYTES - framing.SEAL_BYTES])
+    body[4] -= 1
+    return framing.seal(bytes(body)) + hello[HEAD_BYTES:]
 
 
 async def hands_over(sender: Worker, receiver: Worker) -> None:
@@ -115,32 +133,33 @@ def keeps_nothing(worker: Worker) -> bool:
 
 
 async def test_who_does_not_know_the_secret_gets_nothing() -> None:
-    """Another secret, none, a recorded hello, noise: each is refused with its reason and counted, beside a real hand-off."""
+    """Another secret, none, a recorded hello, noise, an older version: refused with reasons and counted, beside a hand-off."""
     sender, receiver = Worker("p", 1, security=SECRET), Worker("t", 2, security=SECRET)
     async with running(sender, receiver), stranger_at(receiver) as stranger:
-        noise = random.Random(3).randbytes(HELLO_BYTES + PROOF_BYTES)
+        noise = random.Random(3).randbytes(MESSAGE_BYTES)
         recorded: list[bytes] = []
 
         def record(offer: bytes) -> bytes:
-            recorded.append(stranger.caller(SECRET).answer(offer))
+            recorded.append(stranger.called(SECRET, offer)[1])
             return recorded[0]
 
         await stranger.exchange(record)
         for answer, name in (
-            (lambda offer: stranger.caller(OTHER).answer(offer), "wrong_secret"),
-            (lambda offer: stranger.caller(LinkSecurity()).answer(offer), "wrong_secret"),
+            (lambda offer: stranger.called(OTHER, offer)[1], "wrong_secret"),
+            (lambda offer: stranger.called(LinkSecurity(), offer)[1], "wrong_secret"),
             (lambda _: recorded[0], "wrong_secret"),
             (lambda _: noise, "malformed"),
-            (lambda offer: (offer * 9)[: HELLO_BYTES + PROOF_BYTES], "malformed"),
+            (lambda offer: (offer * 9)[:MESSAGE_BYTES], "malformed"),
+            (lambda offer: _older(stranger.called(SECRET, offer)[1]), "malformed"),
         ):
             before = refused(receiver).get(name, 0)
-            refusal = decode_refusal((await stranger.exchange(answer))[:HELLO_BYTES])
+            refusal = decode_refusal(await stranger.exchange(answer))
             assert refusal is not None
             assert refusal.name.lower() == name
             assert refused(receiver)[name] == before + 1
         await hands_over(sender, receiver)
-        assert refused(receiver) == {"wrong_secret": 3, "malformed": 2}
-        assert receiver.transport.refused_connections == 5
+        assert refused(receiver) == {"wrong_secret": 3, "malformed": 3}
+        assert receiver.transport.refused_connections == 6
 
 
 async def test_a_worker_with_another_secret_learns_why() -> None:
@@ -225,6 +244,12 @@ async def test_messages_to_tags_that_nobody_gave_are_dropped() -> None:
         assert np.array_equal(receiver.memory.cells[:, 10:], before[:, 10:])
 
 
+def _sealed(seal: LinkSeal, header: bytes) -> bytes:
+    into = bytearray(len(header) + SEALED_BYTES)
+    seal.seal_next(header, into)
+    return bytes(into)
+
+
 @pytest.mark.parametrize("bad", ["plain", "repeated", "damaged", "left out", "longer"])
 async def test_a_header_that_was_not_sealed_for_its_place_ends_an_encrypted_link(bad: str) -> None:
     """In the clear, again, changed or out of order; the window stays for an honest push."""
@@ -235,12 +260,12 @@ async def test_a_header_that_was_not_sealed_for_its_place_ends_an_encrypted_link
         sends = link._terms.sends
         assert sends.seal is not None
         header = encode_frame(raw.frame(FrameKind.ABORT, b""))
-        sealed = sends.seal.seal_header(header)
+        sealed, next_one = _sealed(sends.seal, header), _sealed(sends.seal, header)
         messages = {
             "plain": [header],
             "repeated": [sealed, sealed],
             "damaged": [b"\x00" + sealed[1:]],
-            "left out": [sends.seal.seal_header(header)],
+            "left out": [next_one],
             "longer": [sealed + bytes(FRAME_BYTES)],
         }
         for message in messages[bad]:
@@ -308,7 +333,7 @@ async def test_garbage_at_the_ports_crashes_and_leaks_nothing() -> None:
     sender = Worker("p", 1, security=SECRET)
     async with running(receiver, sender), stranger_at(receiver) as stranger:
         for turn in range(20):
-            size = chance.choice([HELLO_BYTES + PROOF_BYTES, 3 * HELLO_BYTES])
+            size = chance.choice([MESSAGE_BYTES, 3 * HELLO_BYTES])
             hello = bytearray(chance.randbytes(size))
             if turn % 2:
                 await stranger.exchange(lambda _, hello=hello: bytes(hello))

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from spotwise.core.weights.inventory import FilePiece, ModelSketch, PanelRange, SketchFile, WeightInventory
-from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
 from spotwise.mesh.links.ucx_weights import UcxWeights
 from spotwise.mesh.ports.weights import WeightTransferError
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity
+from spotwise.mesh.security.secrets import MeshSecret
 
 pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 

@@ -16,6 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import TransferReport
 from spotwise.mesh.ports.weights import WholeKv
@@ -60,7 +61,9 @@ class Worker:
         self.handoffs: list[KvHandoff] = []
         self.reports: list[TransferReport] = []
         self.incarnation: int = options.pop("incarnation", seed)
-        self.transport = UcxKvTransport(self.memory, name, self.incarnation, self.took, **options)
+        payloads = options.pop("payloads", None)
+        settings = TransferSettings(**options)
+        self.transport = UcxKvTransport(self.memory, name, self.incarnation, self.took, settings, payloads=payloads)
 
     def took(self, handoff: KvHandoff, report: TransferReport) -> None:
         self.handoffs.append(handoff)

@@ -23,6 +23,7 @@ from spotwise.benchmarks.transfer_peer import BLOCKS, PEER_ID, PEER_INCARNATION,
 from spotwise.cli.errors import CommandError
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.embedded.servers import free_port
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 
 _END_S = 10.0
@@ -58,8 +59,7 @@ async def _push(options: PeerOptions, address: str) -> Bandwidth:
         "sender",
         1,
         on_handoff=lambda handoff, report: None,
-        chunk_bytes=options.chunk_bytes,
-        security=options.security(),
+        settings=TransferSettings(chunk_bytes=options.chunk_bytes, security=options.security()),
     )
     await transport.start()
     blocks = tuple(range(BLOCKS))

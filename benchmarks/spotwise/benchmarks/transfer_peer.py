@@ -17,11 +17,12 @@ from numpy.typing import NDArray
 
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
-from spotwise.mesh.links.link_handshake import LinkEncryption, LinkSecurity
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import KvMemory
 from spotwise.mesh.ports.weights import WholeKv
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity
+from spotwise.mesh.security.secrets import MeshSecret
 
 #: The KV of an 8-billion-parameter model with grouped heads: 2 KiB a token and layer of keys, as much of values.
 GEOMETRY = KvGeometry(num_layers=16, kv_heads=8, key_dim=128, value_dim=128)
@@ -101,8 +102,7 @@ async def _serve(options: PeerOptions) -> None:
         PEER_ID,
         PEER_INCARNATION,
         on_handoff=lambda handoff, report: None,
-        chunk_bytes=options.chunk_bytes,
-        security=options.security(),
+        settings=TransferSettings(chunk_bytes=options.chunk_bytes, security=options.security()),
     )
     await transport.start()
     for number in range(options.pushes):

@@ -23,7 +23,7 @@ from spotwise.cli.launch.gateway_options import has_configured_keys
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.launch.supervision.run_state import ServiceState
-from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.server_urls import without_passwords
 
 _STYLES = {ServiceState.HEALTHY: "green", ServiceState.RESTARTING: "yellow", ServiceState.LEFT: "dim"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import structlog
 
-from spotwise.mesh.process.secrets import require_private
+from spotwise.mesh.security.secrets import require_private
 
 #: How often the files are looked at.
 CERTIFICATE_LOOK_S = 5.0

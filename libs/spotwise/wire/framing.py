@@ -7,7 +7,7 @@ import struct
 import xxhash
 
 #: Version of all protocols of transfer links; both ends must agree.
-VERSION = 8
+VERSION = 9
 #: A header that announces more is refused: no sender cuts such large pieces.
 MAX_PAYLOAD_BYTES = 256 * 2**20
 

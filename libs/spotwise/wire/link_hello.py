@@ -1,5 +1,9 @@
-"""Greeting of a new transfer link: the listener's offer, the hello of the end that connected, the listener's hello. A
-hello is followed by its sender's proof that it knows the mesh's secret. The listener may send a refusal instead.
+"""Messages of the handshake that begins each link between two processes: the listener's offer, the caller's hello, the
+listener's hello. The listener may send a refusal in place of its own.
+
+An offer is a head: version, kind of the link, wish and public key. A hello is a head, a body whose size the kind of the link
+gives, and its sender's proof of the mesh's secret. Size and checksum of a head, and the place of its version, are the same in
+every version, so that ends of two versions report that.
 """
 
 from __future__ import annotations
@@ -20,22 +24,35 @@ MAX_MODEL_DIGEST_BYTES = 32
 #: Of a public key, which is new for each link, and of a proof.
 PUBLIC_KEY_BYTES = PROOF_BYTES = 32
 
-_OFFER_MAGIC, _HELLO_MAGIC, _REFUSAL_MAGIC = b"SWOF", b"SWHI", b"SWNO"
-# magic, version, wish, public key
-_OFFER = struct.Struct("!4sBBxx32s")
-# magic, version, id length, digest length, wish, incarnation, layout, model digest, worker id, public key
-_HELLO = struct.Struct("!4sBBBBQQ32s128s32s")
-# magic, version, reason, to the length of a hello
-_REFUSAL = struct.Struct(f"!4sBB{_HELLO.size - 6}x")
+_REFUSAL_MAGIC = b"SWNO"
+# magic, version, kind of the link (in a refusal: reason), wish, public key
+_HEAD = struct.Struct("!4sBBBx32s")
+# id length, digest length, incarnation, layout, model digest, worker id
+_HELLO = struct.Struct("!BB6xQQ32s128s")
 
-#: Bytes of an encoded offer.
-OFFER_BYTES = _OFFER.size + SEAL_BYTES
-#: Bytes of an encoded hello or refusal, without a proof.
-HELLO_BYTES = _HELLO.size + SEAL_BYTES
+#: Bytes of an encoded head: of an offer, a hello or a refusal.
+HEAD_BYTES = _HEAD.size + SEAL_BYTES
+#: Bytes of an encoded `LinkHello`.
+HELLO_BYTES = _HELLO.size
+
+
+class HeadKind(enum.Enum):
+    """What a head begins; the value is its magic."""
+
+    OFFER = b"SWOF"
+    HELLO = b"SWHI"
+
+
+class LinkKind(enum.IntEnum):
+    """What a link carries; the ends of a link must agree."""
+
+    KV = 1
+    WEIGHTS = 2
+    GROUP = 3
 
 
 class SealWish(enum.IntEnum):
-    """Whether an end wants the frames of a link to be encrypted."""
+    """Whether an end wants the link to be encrypted."""
 
     NEVER = 0
     EITHER = 1
@@ -53,34 +70,37 @@ class HelloRefusal(enum.IntEnum):
     INCOMPATIBLE = 6
     TOO_MANY_WAITING = 7
     TOO_MANY_LINKS = 8
+    NO_SUCH_GROUP = 9
 
 
 @dataclass(frozen=True, slots=True)
-class LinkOffer:
-    """What the listener says first: its public key for this link, and its wish."""
+class LinkHead:
+    """What every end of every link says first.
 
-    public_key: bytes
+    Attributes:
+        wish: this end's wish to encrypt the link.
+        public_key: public key of this end, for this link alone.
+    """
+
+    kind: LinkKind
     wish: SealWish
+    public_key: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class LinkHello:
-    """The hello that each end of a new link sends once.
+    """The body of a hello on UCX links.
 
     Attributes:
         worker_id: this end's id, at most `MAX_WORKER_ID_BYTES` in utf-8.
         layout: `layout_fingerprint` of the memory that the link's payloads are of.
         model_digest: digest of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a process without weights.
-        wish: this end's wish to encrypt the link.
-        public_key: public key of this end, for this link alone.
     """
 
     worker_id: str
     incarnation: int
     layout: int
     model_digest: str | None = None
-    wish: SealWish = SealWish.EITHER
-    public_key: bytes = bytes(PUBLIC_KEY_BYTES)
 
 
 def layout_fingerprint(layout: str) -> int:
@@ -88,18 +108,23 @@ def layout_fingerprint(layout: str) -> int:
     return xxhash.xxh3_64_intdigest(layout.encode())
 
 
-def encode_offer(offer: LinkOffer) -> bytes:
-    """Return the offer's `OFFER_BYTES` bytes."""
-    return seal(_OFFER.pack(_OFFER_MAGIC, VERSION, offer.wish, offer.public_key))
+def message_bytes(body_bytes: int) -> int:
+    """Return the size of a hello with a body of this size, or of a refusal in its place."""
+    return HEAD_BYTES + body_bytes + PROOF_BYTES
 
 
-def decode_offer(data: bytes | bytearray | memoryview) -> LinkOffer:
-    """Return the offer in `data`, `OFFER_BYTES` long; raises `FrameError`: no such offer, damaged, or of another version."""
-    _, _, wish, public_key = _OFFER.unpack(unseal(data, OFFER_BYTES, _OFFER_MAGIC))
+def encode_head(kind: HeadKind, head: LinkHead) -> bytes:
+    """Return a head's `HEAD_BYTES` bytes."""
+    return seal(_HEAD.pack(kind.value, VERSION, head.kind, head.wish, head.public_key))
+
+
+def decode_head(kind: HeadKind, data: bytes | bytearray | memoryview) -> LinkHead:
+    """Return the head in `data`, `HEAD_BYTES` long; raises `FrameError`: no such head, damaged, or of another version."""
+    _, _, link_kind, wish, public_key = _HEAD.unpack(unseal(data, HEAD_BYTES, kind.value))
     try:
-        return LinkOffer(public_key, SealWish(wish))
+        return LinkHead(LinkKind(link_kind), SealWish(wish), public_key)
     except ValueError as error:
-        raise FrameError(f"the offer names what this version does not know: {error}") from None
+        raise FrameError(f"the peer names what this version does not know: {error}") from None
 
 
 def encode_hello(hello: LinkHello) -> bytes:
@@ -107,35 +132,29 @@ def encode_hello(hello: LinkHello) -> bytes:
     worker_id = encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
     digest = b"" if hello.model_digest is None else encode_id(hello.model_digest, MAX_MODEL_DIGEST_BYTES)
     try:
-        body = _HELLO.pack(
-            _HELLO_MAGIC, VERSION, len(worker_id), len(digest), hello.wish, hello.incarnation, hello.layout, digest,
-            worker_id, hello.public_key,
-        )  # fmt: skip
+        return _HELLO.pack(len(worker_id), len(digest), hello.incarnation, hello.layout, digest, worker_id)
     except struct.error as error:
         raise ValueError(f"the hello does not fit its fields: {error}") from None
-    return seal(body)
 
 
-def decode_hello(data: bytes | bytearray | memoryview) -> LinkHello:
-    """Return the hello in `data`, `HELLO_BYTES` long; raises `FrameError`: no such hello, damaged, or of another version."""
-    body = unseal(data, HELLO_BYTES, _HELLO_MAGIC)
-    _, _, id_bytes, digest_bytes, wish, incarnation, layout, digest, worker_id, public_key = _HELLO.unpack(body)
+def decode_hello(data: bytes) -> LinkHello:
+    """Return the hello in `data`; raises `FrameError` where there is none. Proofs protect it: it has no checksum."""
     try:
+        id_bytes, digest_bytes, incarnation, layout, digest, worker_id = _HELLO.unpack(data)
         model_digest = decode_id(digest, digest_bytes) if digest_bytes else None
-        name = decode_id(worker_id, id_bytes)
-        return LinkHello(name, incarnation, layout, model_digest, SealWish(wish), public_key)
-    except ValueError as error:
-        raise FrameError(f"the hello's worker id, digest or wish cannot be read: {error}") from None
+        return LinkHello(decode_id(worker_id, id_bytes), incarnation, layout, model_digest)
+    except (struct.error, ValueError) as error:
+        raise FrameError(f"the hello cannot be read: {error}") from None
 
 
-def encode_refusal(reason: HelloRefusal) -> bytes:
-    """Return a refusal, as long as a hello."""
-    return seal(_REFUSAL.pack(_REFUSAL_MAGIC, VERSION, reason))
+def encode_refusal(reason: HelloRefusal, size: int) -> bytes:
+    """Return a refusal, of the size of the message that it replaces."""
+    return seal(_HEAD.pack(_REFUSAL_MAGIC, VERSION, reason, 0, b"")).ljust(size, b"\0")
 
 
 def decode_refusal(data: bytes | bytearray | memoryview) -> HelloRefusal | None:
-    """Return the reason of a refusal; `None` where `data` is none, or of another version."""
+    """Return the reason of the refusal that a message is; `None` where it is none, or of another version."""
     try:
-        return HelloRefusal(_REFUSAL.unpack(unseal(data, HELLO_BYTES, _REFUSAL_MAGIC))[2])
+        return HelloRefusal(_HEAD.unpack(unseal(data[:HEAD_BYTES], HEAD_BYTES, _REFUSAL_MAGIC))[2])
     except ValueError:  # also `FrameError`
         return None

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spotwise.core.worker.policy import Scheduling
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.process.watchdog import WAITING_PATIENCE
@@ -52,12 +53,14 @@ async def started_worker(
             worker_id=host.id,
             incarnation=host.member.incarnation,
             on_handoff=on_arrival,
-            host=settings.peer_host,
-            port=settings.transfer_port,
-            push_timeout_s=settings.push_timeout_s,
+            settings=TransferSettings(
+                host=settings.peer_host,
+                port=settings.transfer_port,
+                push_timeout_s=settings.push_timeout_s,
+                security=security,
+            ),
             payloads=payloads,
             model_digest=engine.engine.model_digest,
-            security=security,
             watch=copies,
         )
 

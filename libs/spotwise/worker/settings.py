@@ -25,7 +25,7 @@ from spotwise.core.worker.scheduling.policies import (
     served_policies,
 )
 from spotwise.files.cost_profile import read_cost_profile
-from spotwise.mesh.links.link_handshake import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
+from spotwise.mesh.security.link_security import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
 from spotwise.worker.engine_choices import DEVICE, Dtype
 

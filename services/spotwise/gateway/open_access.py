@@ -8,8 +8,8 @@ from spotwise.gateway.access.known_keys import REPORT_S, KnownKeys
 from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.settings import GatewaySettings
-from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.service.host import ServiceHost
 
 

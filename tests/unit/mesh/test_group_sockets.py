@@ -3,83 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import random
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from spotwise.mesh.links.group_greeting import (
-    CHALLENGE_BYTES,
-    GREETING_BYTES,
-    WELCOME_BYTES,
-    GroupCaller,
-    GroupListener,
-    StreamKeys,
-)
 from spotwise.mesh.links.group_sockets import MOST_UNGREETED, GroupMeeting, GroupSockets, _dialled
-from spotwise.mesh.links.link_handshake import LinkEncryption, LinkRefusedError, LinkSecurity
 from spotwise.mesh.links.sealed_stream import sealed_stream
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.secrets import MeshSecret
-
-SECRET = "0123456789abcdef" * 2
-MESH = MeshSecret(b"m" * 32)
-
-
-class Process:
-    """A process's sockets, and the connections that it was given."""
-
-    def __init__(self, sockets: GroupSockets) -> None:
-        self.sockets = sockets
-        self.lost: list[int] = []
-        self.connections: dict[int, tuple[socket.socket, socket.socket]] = {}
-
-    def join(self, epoch: int, addresses: tuple[str, ...], member: int, secret: str = SECRET) -> None:
-        self.meeting = GroupMeeting(epoch, secret, addresses, member)
-        self.sockets.connect(self.meeting, self._connected, self._lost)
-
-    def leave(self) -> None:
-        self.sockets.forget(self.meeting)
-
-    def _connected(self, member: int, data: socket.socket, pulse: socket.socket) -> None:
-        for connection in (data, pulse):
-            connection.setblocking(True)
-            connection.settimeout(5.0)
-        self.connections[member] = (data, pulse)
-
-    def _lost(self, member: int) -> None:
-        self.lost.append(member)
-
-    async def has(self, *members: int) -> None:
-        await self.hears(lambda: set(self.connections) == set(members))
-
-    async def hears(self, is_so: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10.0):
-            while not is_so():  # noqa: ASYNC110 - not all of it has an event
-                await asyncio.sleep(0.005)
-
-
-@contextlib.asynccontextmanager
-async def processes(
-    count: int, security: LinkSecurity | None = None
-) -> AsyncIterator[tuple[list[Process], tuple[str, ...]]]:
-    async with contextlib.AsyncExitStack() as stack:
-        started = [
-            Process(await stack.enter_async_context(GroupSockets.open("127.0.0.1", 0, "127.0.0.1", security)))
-            for _ in range(count)
-        ]
-        yield started, tuple(process.sockets.address for process in started)
-        for process in started:
-            for pair in process.connections.values():
-                for connection in pair:
-                    connection.close()
+from spotwise.mesh.security.link_security import LinkEncryption, LinkRefusedError, LinkSecurity
+from spotwise.mesh.security.seal import LinkSeal
+from spotwise.mesh.security.secrets import MeshSecret
+from spotwise.wire.link_hello import HEAD_BYTES
+from tests.unit.mesh.group_processes import MESH, SECRET, all_of, connected, processes
 
 
 @pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
@@ -129,7 +68,7 @@ async def test_connections_of_an_earlier_group_and_of_strangers_are_closed() -> 
         members[0].join(5, addresses, 0)
         stranger = GroupMeeting(5, "f" * 32, addresses, 1)
         for meeting in (stranger, replace(stranger, epoch=4, secret=SECRET), replace(stranger, epoch=3)):
-            with pytest.raises(OSError, match="closed the connection"):
+            with pytest.raises(LinkRefusedError, match="not in this group"):
                 await asyncio.to_thread(_dialled, LinkSecurity(), meeting, 0)
         assert members[0].sockets.refused.by_reason == {"no_such_group": 3}
         members[1].join(5, addresses, 1)
@@ -137,49 +76,32 @@ async def test_connections_of_an_earlier_group_and_of_strangers_are_closed() -> 
 
 
 @pytest.mark.parametrize(
-    ("mine", "theirs"),
+    ("mine", "theirs", "why"),
     [
-        (LinkSecurity(MESH), LinkSecurity(MeshSecret(b"n" * 32))),
-        (LinkSecurity(MESH), LinkSecurity()),
-        (LinkSecurity(MESH, LinkEncryption.ON), LinkSecurity(MESH, LinkEncryption.OFF)),
+        (LinkSecurity(MESH), LinkSecurity(MeshSecret(b"n" * 32)), "SPOTWISE_MESH_SECRET_FILE"),
+        (LinkSecurity(MESH), LinkSecurity(), "SPOTWISE_MESH_SECRET_FILE"),
+        (LinkSecurity(MESH, LinkEncryption.ON), LinkSecurity(MESH, LinkEncryption.OFF), "SPOTWISE_LINK_ENCRYPTION"),
     ],
     ids=["another secret", "no secret", "encryption differs"],
 )
-async def test_who_differs_in_secret_or_encryption_does_not_get_in(mine: LinkSecurity, theirs: LinkSecurity) -> None:
-    """Although it knows the group's secret; the other way round, too."""
+async def test_who_differs_in_secret_or_encryption_does_not_get_in(
+    mine: LinkSecurity, theirs: LinkSecurity, why: str
+) -> None:
+    """Although it knows the group's secret; the other way round, too. The caller learns why."""
     for listens, calls in ((mine, theirs), (theirs, mine)):
         async with processes(1, listens) as (members, addresses):
             members[0].join(1, (*addresses, "unused"), 0)
             meeting = replace(members[0].meeting, member=1)
-            with pytest.raises((OSError, LinkRefusedError)):
+            with pytest.raises(LinkRefusedError, match=why):
                 await asyncio.to_thread(_dialled, calls, meeting, 0)
             assert not members[0].connections
-
-
-async def test_a_recorded_greeting_is_refused() -> None:
-    """The challenge is another one each time, so that the listener knows no secret that was sent."""
-    security = LinkSecurity(MESH)
-    async with processes(1, security) as (members, addresses):
-        members[0].join(1, (*addresses, "unused"), 0)
-        caller = GroupCaller(security, "127.0.0.1", *members[0].meeting.key, 1, 0)
-        first, second = [await asyncio.to_thread(_connected, addresses[0]) for _ in range(2)]
-        greeting = caller.answer(await asyncio.to_thread(first.recv, CHALLENGE_BYTES))
-        first.sendall(greeting)
-        assert caller.finish(await asyncio.to_thread(first.recv, WELCOME_BYTES)) is None
-        await asyncio.to_thread(second.recv, CHALLENGE_BYTES)
-        second.sendall(greeting)
-        assert await asyncio.to_thread(second.recv, 1) == b""
-        assert members[0].sockets.refused.by_reason == {"wrong_secret": 1}
-        assert bytes.fromhex(SECRET) not in greeting
-        first.close()
-        second.close()
 
 
 async def test_connections_that_say_nothing_are_few() -> None:
     """The oldest makes room, and a member still gets in."""
     async with processes(2) as (members, addresses):
         members[0].join(1, addresses, 0)
-        silent = [await asyncio.to_thread(_connected, addresses[0]) for _ in range(MOST_UNGREETED + 10)]
+        silent = [await asyncio.to_thread(connected, addresses[0]) for _ in range(MOST_UNGREETED + 10)]
         await members[0].hears(lambda: members[0].sockets.refused.total == 10)
         assert len(members[0].sockets._ungreeted) == MOST_UNGREETED
         members[1].join(1, addresses, 1)
@@ -217,13 +139,13 @@ async def test_encrypted_connections_carry_everything_and_end_with_it() -> None:
             there, here = members[1].connections[0][lane], members[0].connections[1][lane]
             assert there.family == socket.AF_UNIX
             sending = asyncio.create_task(asyncio.to_thread(there.sendall, data))
-            assert await asyncio.to_thread(_all_of, here, len(data)) == data
+            assert await asyncio.to_thread(all_of, here, len(data)) == data
             await sending
             here.sendall(b"back")
-            assert await asyncio.to_thread(_all_of, there, 4) == b"back"
+            assert await asyncio.to_thread(all_of, there, 4) == b"back"
             there.sendall(b"the last words")
             there.shutdown(socket.SHUT_RDWR)
-            assert await asyncio.to_thread(_all_of, here, 14) == b"the last words"
+            assert await asyncio.to_thread(all_of, here, 14) == b"the last words"
             assert await asyncio.to_thread(here.recv, 1) == b""
     await asyncio.to_thread(_ended, "group-seal", "group-open")
 
@@ -231,50 +153,29 @@ async def test_encrypted_connections_carry_everything_and_end_with_it() -> None:
 @pytest.mark.parametrize("place", [2, 40])
 async def test_a_record_that_is_changed_on_the_way_ends_an_encrypted_connection(place: int) -> None:
     """Its length, or what is in it; nothing of it is read."""
-    keys = StreamKeys(b"1" * 32, b"2" * 32)
-    one, other = socket.socketpair(), socket.socketpair()
     with socket.create_server(("127.0.0.1", 0)) as server:
         tcp = socket.create_connection(server.getsockname())
         raw, _ = server.accept()
-    user = sealed_stream(tcp, keys)
+    user = sealed_stream(tcp, _seal(b"1"), _seal(b"2"))
     user.sendall(b"x" * 100)
-    record = bytearray(await asyncio.to_thread(_all_of, raw, 120))
+    record = bytearray(await asyncio.to_thread(all_of, raw, 120))
     assert b"xxxx" not in record
     with socket.create_server(("127.0.0.1", 0)) as server:
         back = socket.create_connection(server.getsockname())
         end, _ = server.accept()
-    reader = sealed_stream(end, StreamKeys(keys.receives, keys.sends))
+    reader = sealed_stream(end, _seal(b"2"), _seal(b"1"))
     reader.settimeout(5.0)
     record[place] ^= 1
     back.sendall(record)
     back.shutdown(socket.SHUT_WR)
     assert await asyncio.to_thread(reader.recv, 1) == b""
-    for each in (*one, *other, raw, user, back, reader):
+    for each in (raw, user, back, reader):
         each.close()
     await asyncio.to_thread(_ended, "group-seal", "group-open")
 
 
-@given(st.binary(max_size=3 * GREETING_BYTES))
-def test_noise_is_no_greeting(noise: bytes) -> None:
-    """Of the right length it is refused, whatever it is; a challenge may be any key, and nothing follows from it."""
-    greeting = GroupListener(LinkSecurity(MESH), "127.0.0.1")
-    greeting.challenge()
-    with pytest.raises(LinkRefusedError):
-        greeting.accept(noise.ljust(GREETING_BYTES, b"\0")[:GREETING_BYTES])
-    caller = GroupCaller(LinkSecurity(MESH), "127.0.0.1", 1, b"s" * 16, 1, 0)
-    with pytest.raises(LinkRefusedError):
-        caller.answer(noise.ljust(CHALLENGE_BYTES, b"\0")[:CHALLENGE_BYTES])
-        caller.finish(noise.ljust(WELCOME_BYTES, b"\0")[:WELCOME_BYTES])
-
-
-async def test_bytes_that_are_no_greeting_are_closed() -> None:
-    async with processes(1) as (members, addresses):
-        for noise in (b"GET / HTTP/1.1\r\n\r\n" + bytes(200), random.Random(1).randbytes(5000), b"SWG2" + bytes(300)):
-            connection = await asyncio.to_thread(_connected, addresses[0], noise)
-            with contextlib.suppress(ConnectionResetError):
-                await asyncio.to_thread(_all_of, connection, CHALLENGE_BYTES + 1)
-            connection.close()
-        assert members[0].sockets.refused.by_reason == {"malformed": 2, "wrong_secret": 1}
+def _seal(key: bytes) -> LinkSeal:
+    return LinkSeal(32 * key, 32 * key)
 
 
 async def test_a_member_that_cannot_be_reached_is_lost() -> None:
@@ -310,11 +211,11 @@ async def test_a_process_that_ends_leaves_no_connection_open(monkeypatch: pytest
     dialled: list[socket.socket] = []
     monkeypatch.setattr("spotwise.mesh.links.group_sockets._dialled", late)
     async with processes(2) as (members, addresses):
-        silent = await asyncio.to_thread(_connected, addresses[0])
+        silent = await asyncio.to_thread(connected, addresses[0])
         members[0].join(1, addresses, 0)
         members[1].join(1, addresses, 1)
         await members[0].has(1)
-    assert len(await asyncio.to_thread(_all_of, silent, CHALLENGE_BYTES + 1)) == CHALLENGE_BYTES
+    assert len(await asyncio.to_thread(all_of, silent, HEAD_BYTES + 1)) == HEAD_BYTES
     silent.close()
     may_return.set()
     await asyncio.get_running_loop().shutdown_default_executor()
@@ -328,21 +229,6 @@ async def test_a_taken_port_is_said_so() -> None:
         with pytest.raises(MeshError, match=f"127.0.0.1:{port}"):
             async with GroupSockets.open("127.0.0.1", port, "127.0.0.1"):
                 pass
-
-
-def _connected(address: str, first: bytes = b"") -> socket.socket:
-    host, port = address.rsplit(":", 1)
-    connection = socket.create_connection((host, int(port)), timeout=5.0)
-    connection.sendall(first)
-    return connection
-
-
-def _all_of(connection: socket.socket, size: int) -> bytes:
-    """Return the next bytes of a connection, or those until its end."""
-    received = b""
-    while len(received) < size and (part := connection.recv(size - len(received))):
-        received += part
-    return received
 
 
 def _ended(*names: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
 
@@ -68,10 +69,12 @@ def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
     """Arbitrary bytes raise the malformed-header error, never another one."""
     with pytest.raises(FrameError):
         kv_frames.decode_frame(noise)
-    for decode in (link_hello.decode_hello, link_hello.decode_offer):
+    for kind in link_hello.HeadKind:
         with pytest.raises(FrameError):
-            decode(noise)
+            link_hello.decode_head(kind, noise)
     assert link_hello.decode_refusal(noise) is None
+    with contextlib.suppress(FrameError):  # under a proof: it has no checksum of its own
+        link_hello.decode_hello(noise[: link_hello.HELLO_BYTES].ljust(link_hello.HELLO_BYTES, b"x"))
 
 
 def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
@@ -116,8 +119,6 @@ HELLOS = st.builds(
     incarnation=U64,
     layout=U64,
     model_digest=DIGESTS,
-    wish=st.sampled_from(link_hello.SealWish),
-    public_key=st.binary(min_size=32, max_size=32),
 )
 
 
@@ -129,15 +130,34 @@ def test_a_hello_survives_the_wire(hello: LinkHello) -> None:
     assert link_hello.decode_hello(data) == hello
 
 
-@given(st.sampled_from(link_hello.HelloRefusal), st.sampled_from(link_hello.SealWish))
-def test_an_offer_and_a_refusal_survive_the_wire(refusal: link_hello.HelloRefusal, wish: link_hello.SealWish) -> None:
-    """Neither is taken for a hello."""
-    offer = link_hello.LinkOffer(bytes(range(32)), wish)
-    assert link_hello.decode_offer(link_hello.encode_offer(offer)) == offer
-    message = link_hello.encode_refusal(refusal)
+HEADS = st.builds(
+    link_hello.LinkHead,
+    kind=st.sampled_from(link_hello.LinkKind),
+    wish=st.sampled_from(link_hello.SealWish),
+    public_key=st.binary(min_size=32, max_size=32),
+)
+
+
+@given(st.sampled_from(link_hello.HeadKind), HEADS, st.sampled_from(link_hello.HelloRefusal))
+def test_a_head_and_a_refusal_survive_the_wire(
+    kind: link_hello.HeadKind, head: link_hello.LinkHead, refusal: link_hello.HelloRefusal
+) -> None:
+    """None is taken for another."""
+    data = link_hello.encode_head(kind, head)
+    assert link_hello.decode_head(kind, data) == head
+    (other,) = {*link_hello.HeadKind} - {kind}
+    message = link_hello.encode_refusal(refusal, 200)
     assert link_hello.decode_refusal(message) is refusal
+    assert link_hello.decode_refusal(data) is None
+    for wrong in (data, message[: link_hello.HEAD_BYTES]):
+        with pytest.raises(FrameError):
+            link_hello.decode_head(other, wrong)
+
+
+@given(HELLOS, st.integers(0, link_hello.HELLO_BYTES - 1))
+def test_a_hello_that_is_cut_off_is_malformed(hello: LinkHello, size: int) -> None:
     with pytest.raises(FrameError):
-        link_hello.decode_hello(message)
+        link_hello.decode_hello(link_hello.encode_hello(hello)[:size])
 
 
 def test_layouts_are_distinguished_by_their_words() -> None:

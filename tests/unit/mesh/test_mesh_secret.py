@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret, write_mesh_secret
+from spotwise.mesh.security.secrets import MeshSecret, is_proof, proof, read_mesh_secret, write_mesh_secret
 from spotwise.mesh.service.settings import ServiceSettings
 
 
@@ -37,6 +37,15 @@ def test_each_purpose_has_a_key_of_its_own(tmp_path: Path) -> None:
     two = read_mesh_secret(_file(tmp_path, b"x" * 32 + b"\r\n"))
     assert one.key("links") == two.key("links") != one.key("groups")
     assert len(one.key("links")) == 32
+
+
+def test_a_proof_is_of_its_key_and_fields() -> None:
+    """Fields that are cut elsewhere are others."""
+    given = proof(b"k" * 32, b"ab", b"c")
+    assert is_proof(given, b"k" * 32, b"ab", b"c")
+    for key, fields in ((b"K" * 32, (b"ab", b"c")), (b"k" * 32, (b"a", b"bc")), (b"k" * 32, (b"abc",))):
+        assert not is_proof(given, key, *fields)
+    assert not is_proof(given[:-1], b"k" * 32, b"ab", b"c")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,6 @@
 """A certificate authority for one mesh, for development and small deployments, with files that only their owner reads.
 
-Another authority (cert-manager, Vault) may take its place; what a certificate must name is in `mesh.plane_tls`.
+Another authority (cert-manager, Vault) may take its place; what a certificate must name is in `mesh.security.plane_tls`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,15 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE, MEMBER_NAME, role_name, role_uri, roles_in
+from spotwise.mesh.security.plane_tls import (
+    CA_FILE,
+    CERTIFICATE_FILE,
+    KEY_FILE,
+    MEMBER_NAME,
+    role_name,
+    role_uri,
+    roles_in,
+)
 from spotwise.wire.roles import MeshRole
 
 _CA_KEY_FILE = "ca.key"

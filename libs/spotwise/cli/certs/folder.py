@@ -15,8 +15,8 @@ from spotwise.cli.certs.authority import CertificateAuthority, Certified, privat
 from spotwise.cli.errors import CommandError
 from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
 from spotwise.mesh.embedded.configs import broker_config, derived_password, store_acl
-from spotwise.mesh.grpc.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
-from spotwise.mesh.process.secrets import write_mesh_secret
+from spotwise.mesh.security.plane_tls import CA_FILE, CERTIFICATE_FILE, KEY_FILE
+from spotwise.mesh.security.secrets import write_mesh_secret
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 

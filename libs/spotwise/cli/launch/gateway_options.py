@@ -12,8 +12,8 @@ from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.given_options import LaunchOptions
 from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.mesh.embedded.child_process import quiet_ports
-from spotwise.mesh.links.ucx_loopback import is_loopback
-from spotwise.mesh.process.secrets import require_private
+from spotwise.mesh.process.addresses import is_loopback
+from spotwise.mesh.security.secrets import require_private
 
 _LAST_PORT = 65535
 

@@ -35,7 +35,7 @@ class RunFolder:
 
     @property
     def mesh_secret_path(self) -> Path:
-        """The secret that the processes of the mesh share (`mesh/process/secrets.py`)."""
+        """The secret that the processes of the mesh share (`mesh/security/secrets.py`)."""
         return self.path / "mesh.secret"
 
     @property

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from spotwise.cli.errors import CommandError
 from spotwise.mesh.grpc.control_access import OPEN_ACCESS, ControlAccess
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.redis.store import RedisStore
+from spotwise.mesh.security.plane_tls import PlaneTls
 
 if TYPE_CHECKING:
     from spotwise.mesh.nats.bus import NatsBus

@@ -8,8 +8,6 @@ and descriptions of engines, which change nothing, need none then.
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,9 +15,9 @@ from typing import Any
 
 import grpc
 
-from spotwise.mesh.grpc.plane_tls import MEMBER_NAME, PlaneTls, role_name, roles_in
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.secrets import MeshSecret
+from spotwise.mesh.security.plane_tls import MEMBER_NAME, PlaneTls, role_name, roles_in
+from spotwise.mesh.security.secrets import MeshSecret, is_proof, proof
 from spotwise.wire.roles import MeshRole
 
 #: Metadata of a call: Unix seconds and the code, in hexadecimal, separated by a dot.
@@ -76,7 +74,7 @@ class ControlAccess:
         if self.secret is None:
             return ()
         now = str(int(self.unix_s()))
-        return ((_PROOF, f"{now}.{self._code(self.secret, now, method, *ends)}"),)
+        return ((_PROOF, f"{now}.{proof(self.secret.key(_PURPOSE), *_fields(now, method, *ends)).hex()}"),)
 
     async def admit(self, context: Any, role: MeshRole, method: str, *ends: str) -> None:
         """End a call that is not from a member of that role, or has no proof."""
@@ -99,13 +97,10 @@ class ControlAccess:
         at, _, code = str(dict(context.invocation_metadata()).get(_PROOF, "")).partition(".")
         if not at.isascii() or not at.isdecimal() or abs(int(at[:12]) - self.unix_s()) > _VALID_S:
             return False
-        return hmac.compare_digest(code.encode(), self._code(secret, at, method, *ends).encode())
-
-    @staticmethod
-    def _code(secret: MeshSecret, *fields: str) -> str:
-        # Each with its length, so that no two lists of fields are the same bytes.
-        message = b"".join(len(field.encode()).to_bytes(4, "big") + field.encode() for field in fields)
-        return hmac.new(secret.key(_PURPOSE), message, hashlib.sha256).hexdigest()
+        try:
+            return is_proof(bytes.fromhex(code), secret.key(_PURPOSE), *_fields(at, method, *ends))
+        except ValueError:
+            return False
 
     def _pem(self) -> tuple[bytes, bytes, bytes]:
         assert self.tls is not None
@@ -113,6 +108,10 @@ class ControlAccess:
             return self.tls.pem()
         except OSError as error:
             raise MeshError(f"the certificates in {self.tls.folder} cannot be read: {error.strerror}") from error
+
+
+def _fields(*fields: str) -> list[bytes]:
+    return [field.encode() for field in fields]
 
 
 def blocking_channel(address: str, credentials: grpc.ChannelCredentials | None) -> grpc.Channel:

@@ -1,8 +1,8 @@
 """TCP connections among the processes of a group: two with each other process, for data and for signs of life.
 
 A process listens as long as it lives, and may be in several groups. In each it connects to the members before it, and those
-behind it connect to it. A connection begins with the greetings of `group_greeting.py`. One for a group that this process does
-not know yet waits for that group, unless a later one is over. Few connections may lack a greeting, and for a short time: the
+behind it connect to it. A connection begins with the handshake of `mesh/security/`. One for a group that this process does not
+know yet waits for that group, unless a later one is over. Few connections may be without a handshake, and for a short time: the
 oldest makes room. Where the ends have agreed on it, a connection is encrypted.
 """
 
@@ -11,36 +11,29 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 import structlog
 
-from spotwise.mesh.links.group_greeting import (
-    CHALLENGE_BYTES,
-    DATA,
-    GREETING_BYTES,
-    LANES,
-    PULSE,
-    WELCOME_BYTES,
-    GroupCaller,
-    GroupListener,
-    StreamKeys,
-)
-from spotwise.mesh.links.link_handshake import LinkRefusedError, LinkSecurity
+from spotwise.mesh.links.group_call import CALL_BYTES, DATA, LANES, PULSE, REPLY_BYTES, GroupCall, encode_call
 from spotwise.mesh.links.sealed_stream import sealed_stream
-from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.logs import RefusedConnections
+from spotwise.mesh.security.handshake import Handshake, LinkTerms
+from spotwise.mesh.security.link_security import LinkRefusedError, LinkSecurity
+from spotwise.wire.link_hello import HEAD_BYTES, HelloRefusal, LinkKind, encode_refusal
 
 _log = structlog.get_logger(__name__)
 
-#: A process that does not accept a connection, or does not say what it is for, within so long is not there.
+#: A process that does not accept a connection, or does not complete the handshake, within so long is not there.
 _CONNECT_S = 5.0
 #: Connections for groups to come that wait at most.
 _WAITING = 256
-#: Connections without a greeting.
+#: Connections without a handshake.
 MOST_UNGREETED = 64
 
 #: Takes a member's number and its connections, for data and for signs of life.
@@ -82,7 +75,7 @@ class GroupSockets:
         self._security = security
         self.address = f"{host}:{listener.getsockname()[1]}"  #: where members connect
         self._calls: dict[_Key, _Calls] = {}
-        self._early: dict[socket.socket, GroupListener] = {}  # for groups to come, the oldest first
+        self._early: dict[socket.socket, GroupCall] = {}  # for groups to come, the oldest first
         self._meetings: dict[_Key, tuple[GroupMeeting, Connected]] = {}
         self._over_epoch = 0  # the latest of a group that is over
         self._tasks: set[asyncio.Task[None]] = set()
@@ -133,7 +126,7 @@ class GroupSockets:
         self._meetings[meeting.key] = (meeting, connected)
         for member in range(meeting.member):
             self._spawn(self._call(meeting, member, connected, lost))
-        for connection in [each for each, greeting in self._early.items() if greeting.epoch == meeting.epoch]:
+        for connection in [each for each, call in self._early.items() if call.epoch == meeting.epoch]:
             self._sort(connection, self._early.pop(connection))
 
     def forget(self, meeting: GroupMeeting) -> None:
@@ -142,7 +135,7 @@ class GroupSockets:
             self._over_epoch = max(self._over_epoch, meeting.epoch)
         for key in [key for key in self._calls if key not in self._meetings]:
             _close(self._calls.pop(key))
-        for connection in [each for each, greeting in self._early.items() if greeting.epoch <= self._over_epoch]:
+        for connection in [each for each, call in self._early.items() if call.epoch <= self._over_epoch]:
             del self._early[connection]
             connection.close()
 
@@ -159,55 +152,58 @@ class GroupSockets:
 
     async def _greet(self, connection: socket.socket, peer_host: str) -> None:
         loop = asyncio.get_running_loop()
-        greeting = GroupListener(self._security, peer_host)
+        handshake = Handshake(self._security, LinkKind.GROUP, peer_host)
         try:
             connection.setblocking(False)
             async with asyncio.timeout(_CONNECT_S):
-                await loop.sock_sendall(connection, greeting.challenge())
-                welcome = greeting.accept(await _received(connection, GREETING_BYTES))
-                self._require_welcome(greeting)
-                await loop.sock_sendall(connection, welcome)
+                await loop.sock_sendall(connection, handshake.offer())
+                call = GroupCall(handshake, await _received(connection, CALL_BYTES))
+                self._require_welcome(call)
+                await loop.sock_sendall(connection, handshake.hello(b""))
         except (OSError, TimeoutError, LinkRefusedError) as error:
             if self._ungreeted.pop(connection, None) is not None:
                 self.refused.count(_reason_of(error), str(error) or type(error).__name__, peer_host)
+            if isinstance(error, LinkRefusedError):
+                with contextlib.suppress(OSError):  # a courtesy: it does not wait
+                    connection.send(encode_refusal(error.refusal, REPLY_BYTES))
             connection.close()
             return
         self._ungreeted.pop(connection, None)
-        self._sort(connection, greeting)
+        self._sort(connection, call)
 
-    def _require_welcome(self, greeting: GroupListener) -> None:
+    def _require_welcome(self, call: GroupCall) -> None:
         """Raise where a connection is of no group that this process is in, or may be in later."""
-        if self._secret_of(greeting) is None and (
-            greeting.epoch <= self._over_epoch or any(epoch == greeting.epoch for epoch, _ in self._meetings)
+        if self._secret_of(call) is None and (
+            call.epoch <= self._over_epoch or any(epoch == call.epoch for epoch, _ in self._meetings)
         ):
-            raise ConnectionRefusedError(f"no group of epoch {greeting.epoch} is expected")
+            raise LinkRefusedError(HelloRefusal.NO_SUCH_GROUP)
 
-    def _secret_of(self, greeting: GroupListener) -> bytes | None:
-        secrets = (secret for epoch, secret in self._meetings if epoch == greeting.epoch)
-        return next((secret for secret in secrets if greeting.is_of(secret)), None)
+    def _secret_of(self, call: GroupCall) -> bytes | None:
+        secrets = (secret for epoch, secret in self._meetings if epoch == call.epoch)
+        return next((secret for secret in secrets if call.is_of(secret)), None)
 
-    def _sort(self, connection: socket.socket, greeting: GroupListener) -> None:
+    def _sort(self, connection: socket.socket, call: GroupCall) -> None:
         """Give a connection to its group, or keep it for one to come."""
         try:
-            self._require_welcome(greeting)
-            secret = self._secret_of(greeting)
+            self._require_welcome(call)
+            secret = self._secret_of(call)
             if secret is None:
-                self._keep(connection, greeting)
+                self._keep(connection, call)
                 return
-            connection = _user_end(connection, greeting.keys(secret))
+            connection = _user_end(connection, call.terms(secret))
         except (OSError, LinkRefusedError) as error:
             self.refused.count(_reason_of(error), str(error))
             connection.close()
             return
-        key = greeting.epoch, secret
-        lanes = self._calls.setdefault(key, {}).setdefault(greeting.member, {})
-        if greeting.lane in lanes:
-            lanes[greeting.lane].close()
-        lanes[greeting.lane] = connection
+        key = call.epoch, secret
+        lanes = self._calls.setdefault(key, {}).setdefault(call.member, {})
+        if call.lane in lanes:
+            lanes[call.lane].close()
+        lanes[call.lane] = connection
         self._hand_over(key)
 
-    def _keep(self, connection: socket.socket, greeting: GroupListener) -> None:
-        self._early[connection] = greeting
+    def _keep(self, connection: socket.socket, call: GroupCall) -> None:
+        self._early[connection] = call
         if len(self._early) > _WAITING:
             oldest = next(iter(self._early))
             self.refused.count("too_many_early", "too many connections wait for their group")
@@ -270,11 +266,14 @@ def _dialled(security: LinkSecurity, meeting: GroupMeeting, member: int) -> list
     connections: list[socket.socket] = []
     try:
         for lane in LANES:
+            deadline_s = time.monotonic() + _CONNECT_S
             connection = socket.create_connection((host.strip("[]"), int(port)), timeout=_CONNECT_S)
             connections.append(connection)
-            caller = GroupCaller(security, connection.getpeername()[0], epoch, secret, meeting.member, lane)
-            connection.sendall(caller.answer(_read(connection, CHALLENGE_BYTES)))
-            connections[-1] = _user_end(connection, caller.finish(_read(connection, WELCOME_BYTES)))
+            handshake = Handshake(security, LinkKind.GROUP, connection.getpeername()[0])
+            handshake.meet(_read(connection, HEAD_BYTES, deadline_s))
+            connection.sendall(handshake.hello(encode_call(handshake, lane, meeting.member, epoch, secret)))
+            handshake.verify(_read(connection, REPLY_BYTES, deadline_s), bytes)
+            connections[-1] = _user_end(connection, handshake.terms(secret))
     except (OSError, ValueError, LinkRefusedError):
         for connection in connections:
             connection.close()
@@ -282,28 +281,29 @@ def _dialled(security: LinkSecurity, meeting: GroupMeeting, member: int) -> list
     return connections
 
 
-def _read(connection: socket.socket, size: int) -> bytes:
-    """Return the next bytes of a connection that blocks; raises `OSError` where it ends before."""
+def _read(connection: socket.socket, size: int, deadline_s: float) -> bytes:
+    """Return the next bytes of a connection that blocks; raises `OSError` where it ends before, or is too slow."""
     received = b""
     while len(received) < size:
+        if (left_s := deadline_s - time.monotonic()) <= 0:
+            raise TimeoutError("the member did not complete the handshake in time")
+        connection.settimeout(left_s)
         if not (part := connection.recv(size - len(received))):
-            raise ConnectionResetError(
-                "the member has closed the connection: it is not in the group, or its secret differs"
-            )
+            raise ConnectionResetError("the member has closed the connection")
         received += part
     return received
 
 
-def _user_end(connection: socket.socket, keys: StreamKeys | None) -> socket.socket:
-    return connection if keys is None else sealed_stream(connection, keys)
+def _user_end(connection: socket.socket, terms: LinkTerms) -> socket.socket:
+    if terms.sends.seal is None or terms.receives.seal is None:
+        return connection
+    return sealed_stream(connection, terms.sends.seal, terms.receives.seal)
 
 
 def _reason_of(error: Exception) -> str:
     if isinstance(error, LinkRefusedError):
         return error.refusal.name.lower()
-    if isinstance(error, TimeoutError):
-        return "timed_out"
-    return "no_such_group" if isinstance(error, ConnectionRefusedError) else "lost"
+    return "timed_out" if isinstance(error, TimeoutError) else "lost"
 
 
 def _close_dialled(dialling: asyncio.Future[list[socket.socket]]) -> None:

@@ -14,10 +14,10 @@ from typing import Any
 
 from spotwise.core.kv.stream import KvStream
 from spotwise.mesh.links.kv_payloads import PayloadBuffers, ThreadScratch
-from spotwise.mesh.links.link_seal import SEALED_BYTES
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.ports.ports import KvSection, PayloadMemory
 from spotwise.mesh.process.byte_budget import ByteBudget
+from spotwise.mesh.security.seal import SEALED_BYTES
 from spotwise.wire.kv_frames import KvFrame
 
 

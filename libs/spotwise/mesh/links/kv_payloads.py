@@ -9,11 +9,11 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
-from spotwise.mesh.links.link_seal import SEALED_BYTES
 from spotwise.mesh.links.ucx_link import LinkProtocol
 from spotwise.mesh.ports.ports import KvTransferError, PayloadMemory, layouts_differ, models_differ
+from spotwise.mesh.security.seal import SEALED_BYTES
 from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, KvFrame, decode_frame, encode_frame
-from spotwise.wire.link_hello import LinkHello
+from spotwise.wire.link_hello import LinkHello, LinkKind
 
 # Payloads up to this size are not worth a pooled buffer.
 _SMALL_BYTES = 4096
@@ -28,7 +28,7 @@ def _why_not(mine: LinkHello, theirs: LinkHello) -> KvTransferError | None:
 
 
 #: Of links between workers with one KV layout and the same weights.
-KV_LINKS = LinkProtocol(FRAME_BYTES, encode_frame, decode_frame, _why_not)
+KV_LINKS = LinkProtocol(LinkKind.KV, FRAME_BYTES, encode_frame, decode_frame, _why_not)
 
 
 class HostPayloads:

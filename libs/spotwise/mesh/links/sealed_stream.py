@@ -1,8 +1,8 @@
 """Encrypts a TCP connection for a user that only reads and writes a socket: it gets one end of a pair, and two threads carry
-what it writes and reads over the connection, in records of AES-256-GCM.
+what it writes and reads over the connection, in records that are sealed in order.
 
-A record's nonce is its number, so that one that is changed, repeated or left out ends the stream. Its length goes before it in
-the clear, and is checked with it. The end of the connection is the end of the stream.
+A record that is changed, repeated or left out ends the stream. Its length goes before it in the clear, and is bound to it. The
+end of the connection is the end of the stream.
 """
 
 from __future__ import annotations
@@ -11,25 +11,23 @@ import contextlib
 import socket
 import struct
 import threading
+from collections.abc import Callable
 
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-
-from spotwise.mesh.links.group_greeting import StreamKeys
+from spotwise.mesh.security.seal import SEALED_BYTES, LinkSeal
+from spotwise.wire.framing import FrameError
 
 _LENGTH = struct.Struct("!I")
 _RECORD_BYTES = 256 << 10
-_TAG_BYTES = 16
 
 
-def sealed_stream(connection: socket.socket, keys: StreamKeys) -> socket.socket:
+def sealed_stream(connection: socket.socket, sends: LinkSeal, receives: LinkSeal) -> socket.socket:
     """Return the user's end of a connection that is encrypted from now on; the connection ends with it."""
     connection.setblocking(True)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     inner, outer = socket.socketpair()
     ends = _Ends(inner, connection)
-    for name, carry, key in (("seal", _seal, keys.sends), ("open", _open, keys.receives)):
-        threading.Thread(target=_carry, args=(carry, ends, key), name=f"group-{name}", daemon=True).start()
+    for name, carry, seal in (("seal", _seal, sends), ("open", _open, receives)):
+        threading.Thread(target=_carry, args=(carry, ends, seal), name=f"group-{name}", daemon=True).start()
     return outer
 
 
@@ -54,41 +52,36 @@ class _Ends:
                     each.shutdown(socket.SHUT_RDWR)
 
 
-def _carry(carry: object, ends: _Ends, key: bytes) -> None:
-    assert callable(carry)
+def _carry(carry: Callable[[_Ends, LinkSeal], None], ends: _Ends, seal: LinkSeal) -> None:
     try:
-        carry(ends, AESGCM(key))
-    except (OSError, InvalidTag):
+        carry(ends, seal)
+    except (OSError, FrameError):
         pass  # the user sees its end
     finally:
         ends.leave()
 
 
-def _seal(ends: _Ends, cipher: AESGCM) -> None:
-    number = 0
+def _seal(ends: _Ends, seal: LinkSeal) -> None:
     plain = memoryview(bytearray(_RECORD_BYTES))
-    record = memoryview(bytearray(_LENGTH.size + _RECORD_BYTES + _TAG_BYTES))
+    record = memoryview(bytearray(_LENGTH.size + _RECORD_BYTES + SEALED_BYTES))
     while size := ends.inner.recv_into(plain):
-        end = _LENGTH.size + size + _TAG_BYTES
+        end = _LENGTH.size + size + SEALED_BYTES
         _LENGTH.pack_into(record, 0, size)
-        cipher.encrypt_into(_nonce(number), plain[:size], record[: _LENGTH.size], record[_LENGTH.size : end])
-        number += 1
+        seal.seal_next(plain[:size], record[_LENGTH.size : end], record[: _LENGTH.size])
         ends.connection.sendall(record[:end])
 
 
-def _open(ends: _Ends, cipher: AESGCM) -> None:
-    number = 0
+def _open(ends: _Ends, seal: LinkSeal) -> None:
     plain = memoryview(bytearray(_RECORD_BYTES))
-    record = memoryview(bytearray(_LENGTH.size + _RECORD_BYTES + _TAG_BYTES))
+    record = memoryview(bytearray(_LENGTH.size + _RECORD_BYTES + SEALED_BYTES))
     while _filled(ends.connection, record[: _LENGTH.size]):
         (size,) = _LENGTH.unpack_from(record)
         if not 0 < size <= _RECORD_BYTES:
             return
-        sealed = record[_LENGTH.size : _LENGTH.size + size + _TAG_BYTES]
+        sealed = record[_LENGTH.size : _LENGTH.size + size + SEALED_BYTES]
         if not _filled(ends.connection, sealed):
             return
-        cipher.decrypt_into(_nonce(number), sealed, record[: _LENGTH.size], plain[:size])
-        number += 1
+        seal.open_next(sealed, plain[:size], record[: _LENGTH.size])
         ends.inner.sendall(plain[:size])
 
 
@@ -100,7 +93,3 @@ def _filled(connection: socket.socket, into: memoryview) -> bool:
             return False
         filled += count
     return True
-
-
-def _nonce(number: int) -> bytes:
-    return number.to_bytes(12, "big")

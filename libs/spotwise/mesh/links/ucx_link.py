@@ -1,7 +1,7 @@
 """One connection between two processes: a UCX endpoint and a read loop, which carry frames. A frame's header and payload are
 submitted in one step of the loop, so that pushes that share a link never mix. Any failure, a malformed header, a reset or a
 dead peer, ends the link: all that waits on it fails with one reason, and it is never used again. A link begins with the
-handshake of `link_handshake.py`; where that has agreed on it, headers and payloads are sealed.
+handshake of `mesh/security/`; where that has agreed on it, headers and payloads are sealed.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
-from spotwise.mesh.links.link_handshake import Handshake, LinkRefusedError, LinkTerms
-from spotwise.mesh.links.link_seal import SEALED_BYTES, LinkSeal
 from spotwise.mesh.links.ucx_reactor import UcxReactor, transport_name
 from spotwise.mesh.ports.ports import KvTransferError
+from spotwise.mesh.security.handshake import Handshake, LinkTerms
+from spotwise.mesh.security.link_security import LinkRefusedError
+from spotwise.mesh.security.seal import SEALED_BYTES, LinkSeal
 from spotwise.wire.framing import FrameError
 from spotwise.wire.link_hello import (
+    HEAD_BYTES,
     HELLO_BYTES,
-    OFFER_BYTES,
-    PROOF_BYTES,
     HelloRefusal,
     LinkHello,
+    LinkKind,
+    decode_hello,
+    encode_hello,
     encode_refusal,
+    message_bytes,
 )
 
+_MESSAGE_BYTES = message_bytes(HELLO_BYTES)
 # Pending sends and closes are dropped after this time: the peer is gone or stuck.
 _CLOSE_WAIT_S = 1.0
 _CLOSE_PERIOD_NS = 10**9
@@ -55,11 +60,13 @@ class LinkProtocol(Generic[F]):
     """What the frames of a link are.
 
     Attributes:
+        kind: what its links carry.
         header_bytes: bytes of an encoded header.
         encode, decode: headers; the latter raises `FrameError`.
         why_not: the error where the ends of a link with these hellos, this one's first, cannot work together.
     """
 
+    kind: LinkKind
     header_bytes: int
     encode: Callable[[F], bytes]
     decode: Callable[[bytearray], F]
@@ -166,40 +173,44 @@ class UcxLink(Generic[F]):
         """
         try:
             async with asyncio.timeout(timeout_s):
-                self._terms = await (self._listened(handshake, admit) if accepted else self._called(handshake))
+                shaking = self._listened(handshake, hello, admit) if accepted else self._called(handshake, hello)
+                self.peer, self._terms = await shaking
         except TimeoutError:
             raise LinkRefusedError(
                 HelloRefusal.TIMED_OUT, f"the peer did not answer a connection within {timeout_s:g} s"
             ) from None
         except self._reactor.ucx.UCXError as error:
             raise LinkRefusedError(HelloRefusal.LOST, f"no connection: {error}") from None
-        self.peer = self._terms.peer
         if (reason := self._protocol.why_not(hello, self.peer)) is not None:
             raise reason
         self.transport = transport_name(self._endpoint)
         self._reactor.expect_tags(*self._receive_tags)
         self._reading = asyncio.create_task(self._read(), name="link-read")
 
-    async def _listened(self, handshake: Handshake, admit: Callable[[LinkHello], HelloRefusal | None]) -> LinkTerms:
-        answer = self._stream_of(HELLO_BYTES + PROOF_BYTES)
+    async def _listened(
+        self, handshake: Handshake, hello: LinkHello, admit: Callable[[LinkHello], HelloRefusal | None]
+    ) -> tuple[LinkHello, LinkTerms]:
+        theirs = self._stream_of(_MESSAGE_BYTES)
         await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.offer()))
         try:
-            reply, terms = handshake.accept(await self._whole(answer))
-            if (refusal := admit(terms.peer)) is not None:
+            peer = handshake.verify(await self._whole(theirs), decode_hello)
+            if (refusal := admit(peer)) is not None:
                 raise LinkRefusedError(refusal)
+            reply, terms = handshake.hello(encode_hello(hello)), handshake.terms()
         except LinkRefusedError as error:
             if error.refusal is not HelloRefusal.LOST:
-                refused = encode_refusal(error.refusal) + bytes(PROOF_BYTES)
+                refused = encode_refusal(error.refusal, _MESSAGE_BYTES)
                 await self._or_lost(self._reactor.send_stream(self._endpoint, refused))
             raise
         await self._or_lost(self._reactor.send_stream(self._endpoint, reply))
-        return terms
+        return peer, terms
 
-    async def _called(self, handshake: Handshake) -> LinkTerms:
+    async def _called(self, handshake: Handshake, hello: LinkHello) -> tuple[LinkHello, LinkTerms]:
         # The listener sends first, as in ucxx's own handshake.
-        offer, reply = self._stream_of(OFFER_BYTES), self._stream_of(HELLO_BYTES + PROOF_BYTES)
-        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.answer(await self._whole(offer))))
-        return handshake.finish(await self._whole(reply))
+        offer, theirs = self._stream_of(HEAD_BYTES), self._stream_of(_MESSAGE_BYTES)
+        handshake.meet(await self._whole(offer))
+        await self._or_lost(self._reactor.send_stream(self._endpoint, handshake.hello(encode_hello(hello))))
+        return handshake.verify(await self._whole(theirs), decode_hello), handshake.terms()
 
     def _stream_of(self, size: int) -> _StreamBytes:
         """Begin to receive the next bytes of the stream. Called before they can have arrived: ucxx takes those that are there
@@ -229,7 +240,9 @@ class UcxLink(Generic[F]):
         try:
             header, sends = self._protocol.encode(frame), self._terms.sends
             if sends.seal is not None:
-                header = sends.seal.seal_header(header)
+                sealed = bytearray(len(header) + SEALED_BYTES)
+                sends.seal.seal_next(header, sealed)
+                header = bytes(sealed)
             parts = [self._reactor.send_tagged(self._endpoint, sends.header_tag, header)]
             if frame.payload_bytes:
                 parts.append(self._reactor.send_tagged(self._endpoint, sends.payload_tag, payload))
@@ -276,11 +289,14 @@ class UcxLink(Generic[F]):
         seal, (header_tag, payload_tag) = self.incoming_seal, self._receive_tags
         more_bytes = 0 if seal is None else SEALED_BYTES
         header = bytearray(self._protocol.header_bytes + more_bytes)
+        plain = header if seal is None else bytearray(self._protocol.header_bytes)
         nothing = np.empty(0, np.uint8)
         try:
             while True:
                 await self._reactor.receive_tagged(self._endpoint, header_tag, header)
-                frame = self._protocol.decode(header if seal is None else bytearray(seal.open_header(header)))
+                if seal is not None:
+                    seal.open_next(header, plain)
+                frame = self._protocol.decode(plain)
                 if not frame.payload_bytes:
                     arrived: asyncio.Future[None] = asyncio.get_running_loop().create_future()
                     arrived.set_result(None)

@@ -14,12 +14,13 @@ from typing import Any, Generic
 
 import structlog
 
-from spotwise.mesh.links.link_handshake import Handshake, LinkRefusedError, LinkSecurity
 from spotwise.mesh.links.ucx_link import F, FrameBuffers, FrameHandler, LinkProtocol, UcxLink
 from spotwise.mesh.links.ucx_loopback import keep_to_loopback
 from spotwise.mesh.links.ucx_reactor import UcxReactor, remote_host
 from spotwise.mesh.ports.ports import KvTransferError, MeshError
 from spotwise.mesh.process.logs import RefusedConnections
+from spotwise.mesh.security.handshake import Handshake
+from spotwise.mesh.security.link_security import LinkRefusedError, LinkSecurity
 from spotwise.wire.framing import MAX_PAYLOAD_BYTES
 from spotwise.wire.link_hello import HelloRefusal, LinkHello
 
@@ -206,7 +207,7 @@ class UcxLinks(Generic[F]):
     async def _greet(self, link: UcxLink[F], peer_host: str | None, *, accepted: bool, timeout_s: float) -> UcxLink[F]:
         self._open.add(link)
         try:
-            handshake = Handshake(self._security, self._me, peer_host, can_seal=self._can_seal)
+            handshake = Handshake(self._security, self._protocol.kind, peer_host, can_seal=self._can_seal)
             await link.open(handshake, self._me, accepted=accepted, timeout_s=timeout_s, admit=self._admit)
         except BaseException:
             link.fail("the connection was not completed")

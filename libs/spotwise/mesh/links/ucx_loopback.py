@@ -5,7 +5,6 @@ own TCP ports open on the interfaces of `UCX_NET_DEVICES`. RDMA devices have no 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import socket
 import stat
@@ -15,14 +14,6 @@ from pathlib import Path
 _LOOPBACK_INTERFACE = "lo"
 _RDMA_DEVICES = Path("/sys/class/infiniband")
 _DESCRIPTORS = Path("/proc/self/fd")
-
-
-def is_loopback(host: str) -> bool:
-    """Whether this name or address reaches this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def loopback_devices() -> dict[str, str]:

@@ -17,9 +17,9 @@ import xxhash
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.links.kv_exports import KvExports
-from spotwise.mesh.links.link_seal import sealed_copy
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.ports.ports import KvTransferError, TransferReport
+from spotwise.mesh.security.seal import sealed_copy
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame, NackReason, encode_frame, encode_handoff
 
 _REFUSALS = {

@@ -15,19 +15,19 @@ from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.links.kv_exports import KvExports
 from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
-from spotwise.mesh.links.link_handshake import LinkSecurity
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
-from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.links.ucx_push import UcxPush
 from spotwise.mesh.links.whole_push import SectionPush, SplitPush, push_at_once, source_of
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
 from spotwise.mesh.ports.weights import KvSections
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.process.watchdog import WatchedExecutor, WatchedPart
-from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
+from spotwise.wire.kv_frames import FrameKind, KvFrame
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 
 # Besides the loop's thread; on few cores a second one only waits.
@@ -43,17 +43,9 @@ class UcxKvTransport:
         worker_id: str,
         incarnation: int,
         on_handoff: HandoffHandler,
-        host: str = "127.0.0.1",
-        port: int = 0,
-        push_timeout_s: float = 10.0,
-        chunk_bytes: int = CHUNK_BYTES,
-        stream_bytes: int = 2**20,
-        in_flight: int = 4,
-        exported_bytes: int = 64 * 2**20,
+        settings: TransferSettings | None = None,
         payloads: PayloadMemory | None = None,
         model_digest: str | None = None,
-        window_wait_s: float = 0.0,
-        security: LinkSecurity | None = None,
         watch: WatchedPart | None = None,
     ) -> None:
         """Create the transport; nothing is opened before `start`.
@@ -62,53 +54,42 @@ class UcxKvTransport:
             memory: this worker's paged KV, accessed on copy threads.
             incarnation: incarnation of this worker; pushes for another one are refused.
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
-            host: under which peers reach this worker; a loopback address restricts the listener to loopback.
-            port: to listen on; 0 takes a free one.
-            push_timeout_s: seconds of a push after its commit, and without progress before it, connecting included.
-            chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
-            stream_bytes: a chunk's minimum while its next layer is still computed.
-            in_flight: chunks at once, per link and direction.
-            exported_bytes: maximum that is exported and not sent yet, of all links.
             payloads: what the memory exports and imports; `None`: numpy arrays.
             model_digest: digest of this worker's weights; peers with another one are refused.
-            window_wait_s: how long the first bytes of a push may be here before its `expect`.
-            security: security of the links; by default, without a secret.
             watch: over the copies to and from the memory; `None`: none.
         """
-        if min(chunk_bytes, in_flight, exported_bytes) < 1 or stream_bytes < 0 or push_timeout_s <= 0:
-            raise ValueError("bytes, chunks in flight and push_timeout_s must be positive")
-        self._incarnation = incarnation
-        self._host = host
-        self._port = port
-        self._push_timeout_s = push_timeout_s
-        copy_threads = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
-        self._copies = (
-            ThreadPoolExecutor(copy_threads, thread_name_prefix="kv-copy")
-            if watch is None
-            else WatchedExecutor(copy_threads, "kv-copy", watch)
-        )
+        self._settings = settings = settings or TransferSettings()
         payloads = payloads or HostPayloads()
+        chunk_bytes, scratch = settings.chunk_bytes, ThreadScratch(payloads)
+        buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * settings.in_flight)
+        self._incarnation = incarnation
+        self._copies = _copy_threads(watch)
         self._sections = KvSections(memory)
-        scratch = ThreadScratch(payloads)
         self._inbox = KvInbox(
-            self._sections, payloads, scratch, incarnation, on_handoff, self._copies, chunk_bytes, window_wait_s
+            self._sections,
+            payloads,
+            scratch,
+            incarnation,
+            on_handoff,
+            self._copies,
+            chunk_bytes,
+            settings.window_wait_s,
         )
-        budget = ByteBudget(exported_bytes)
-        buffers = PayloadBuffers(payloads, chunk_bytes, keep=4 * in_flight)
-        self._exports = KvExports(memory, payloads, buffers, self._copies, budget, scratch, chunk_bytes, stream_bytes)
-        me = LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest)
-        host_memory = isinstance(payloads, HostPayloads)
+        budget = ByteBudget(settings.exported_bytes)
+        self._exports = KvExports(
+            memory, payloads, buffers, self._copies, budget, scratch, chunk_bytes, settings.stream_bytes
+        )
         self._links = UcxLinks(
-            me,
+            LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest),
             KV_LINKS,
             buffers,
-            in_flight,
+            settings.in_flight,
             self._on_frame,
             self._on_lost,
-            host_memory=host_memory,
-            loopback_only=is_loopback(host),
+            host_memory=isinstance(payloads, HostPayloads),
+            loopback_only=is_loopback(settings.host),
             admitted_bytes=self._inbox.admitted_bytes,
-            security=security,
+            security=settings.security,
             can_seal=payloads.on_host,
         )
         self._push_ids = itertools.count(1)
@@ -139,7 +120,7 @@ class UcxKvTransport:
 
     async def start(self) -> None:
         """Open UCX on the running loop and listen; raises `MeshError` where the port is taken."""
-        self._address = f"{self._host}:{self._links.listen(self._port)}"
+        self._address = f"{self._settings.host}:{self._links.listen(self._settings.port)}"
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
         """See `KvTransport`."""
@@ -177,7 +158,7 @@ class UcxKvTransport:
             part=part,
         )
         exports = replace(self._exports, memory=self._sections.of(part))
-        return UcxPush(exports, self, abort, target, source.block_ids, self._push_timeout_s)
+        return UcxPush(exports, self, abort, target, source.block_ids, self._settings.push_timeout_s)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
         """See `KvTransport`; a choice id over 128 bytes is a `ValueError`, too."""
@@ -226,3 +207,10 @@ class UcxKvTransport:
         for user, push in tuple(self._pushes.values()):
             if user is link:
                 push.lost(reason)
+
+
+def _copy_threads(watch: WatchedPart | None) -> ThreadPoolExecutor | WatchedExecutor:
+    count = max(1, min(_MOST_COPY_THREADS, len(os.sched_getaffinity(0)) // 2))
+    if watch is None:
+        return ThreadPoolExecutor(count, thread_name_prefix="kv-copy")
+    return WatchedExecutor(count, "kv-copy", watch)

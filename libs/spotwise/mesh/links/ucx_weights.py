@@ -22,17 +22,17 @@ from numpy.typing import NDArray
 
 from spotwise.core.latest import LatestDict
 from spotwise.core.weights.inventory import ModelSketch, PanelRange, WeightInventory
-from spotwise.mesh.links.link_handshake import LinkSecurity
-from spotwise.mesh.links.link_seal import SEALED_BYTES, sealed_copy
 from spotwise.mesh.links.ucx_link import LinkProtocol, UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
-from spotwise.mesh.links.ucx_loopback import is_loopback
 from spotwise.mesh.ports.ports import KvTransferError
 from spotwise.mesh.ports.weights import WeightSource, WeightTransferError
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.logs import RefusedConnections
+from spotwise.mesh.security.link_security import LinkSecurity
+from spotwise.mesh.security.seal import SEALED_BYTES, sealed_copy
 from spotwise.wire.codec_weights import decode_inventory, decode_sketch, encode_inventory, encode_sketch
 from spotwise.wire.framing import FrameError
-from spotwise.wire.link_hello import LinkHello
+from spotwise.wire.link_hello import LinkHello, LinkKind
 from spotwise.wire.weight_frames import (
     WEIGHT_FRAME_BYTES,
     WeightFrame,
@@ -42,7 +42,9 @@ from spotwise.wire.weight_frames import (
 )
 
 #: Of links that carry weights; a process may not know its model yet, so that each request names the layout.
-WEIGHT_LINKS: LinkProtocol[WeightFrame] = LinkProtocol(WEIGHT_FRAME_BYTES, encode_weight_frame, decode_weight_frame)
+WEIGHT_LINKS: LinkProtocol[WeightFrame] = LinkProtocol(
+    LinkKind.WEIGHTS, WEIGHT_FRAME_BYTES, encode_weight_frame, decode_weight_frame
+)
 #: Payloads at once, per link and direction.
 _IN_FLIGHT = 8
 #: Requests that wait for their answer, of all links.

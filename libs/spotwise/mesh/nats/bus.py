@@ -15,7 +15,6 @@ from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.nats.servers import ReconnectOrder
 from spotwise.mesh.ports.ports import (
     BusMessage,
@@ -26,6 +25,7 @@ from spotwise.mesh.ports.ports import (
     Subscription,
 )
 from spotwise.mesh.process.server_urls import server_urls, shown_servers, without_passwords
+from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire.permissions import reply_prefix
 
 #: Seconds between two PINGs, two of which may be unanswered: a node that stands still, or whose network is cut, is left after

@@ -7,8 +7,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.core.access.keys import MAX_KEYS, KeyRecord
-from spotwise.mesh.process.secrets import require_private
 from spotwise.mesh.redis.keys import record_from_json
+from spotwise.mesh.security.secrets import require_private
 
 #: A file of as many keys as there may be is smaller.
 _MAX_BYTES = 16 << 20

@@ -15,9 +15,9 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.server_urls import SentinelUrl, is_sentinel_url
+from spotwise.mesh.security.plane_tls import PlaneTls
 
 #: What a server answers whose role changes, also from within a script: it stands anywhere in the error's text.
 _PASSING_ERRORS = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS", "UNBLOCKED", "TRYAGAIN")

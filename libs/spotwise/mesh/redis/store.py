@@ -16,7 +16,6 @@ from redis.exceptions import NoPermissionError, RedisError
 
 from spotwise.core.access.store_budget import Kind, RoomUse, StoreBudget
 from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.json_types import reader_of
 from spotwise.mesh.process.server_urls import is_sentinel_url, without_passwords
@@ -27,6 +26,7 @@ from spotwise.mesh.redis.requests import RedisRequests
 from spotwise.mesh.redis.responses import RedisResponses
 from spotwise.mesh.redis.room import RedisRoom
 from spotwise.mesh.redis.servers import open_redis
+from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire import subjects
 
 if TYPE_CHECKING:  # see `ports.py`

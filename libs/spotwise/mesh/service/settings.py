@@ -15,9 +15,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES
 from spotwise.core.requests.names import named_folders
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.mesh.process.secrets import MeshSecret, read_mesh_secret
+from spotwise.mesh.security.plane_tls import PlaneTls
+from spotwise.mesh.security.secrets import MeshSecret, read_mesh_secret
 
 _ALL_INTERFACES = ("0.0.0.0", "::")
 

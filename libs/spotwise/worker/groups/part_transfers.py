@@ -8,6 +8,7 @@ from spotwise.core.messages import groups as g
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.requests.record import KvHandoff, KvShare
 from spotwise.core.worker import commands as c
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import TransferReport
 from spotwise.mesh.service.host import ServiceHost
@@ -45,13 +46,15 @@ class PartTransfers:
             worker_id=host.id,
             incarnation=host.member.incarnation,
             on_handoff=self._arrived,
-            host=settings.peer_host,
-            port=settings.transfer_port,
-            push_timeout_s=settings.push_timeout_s,
+            settings=TransferSettings(
+                host=settings.peer_host,
+                port=settings.transfer_port,
+                push_timeout_s=settings.push_timeout_s,
+                window_wait_s=WINDOW_WAIT_S,
+                security=security,
+            ),
             payloads=payloads,
             model_digest=engine.engine.model_digest,
-            window_wait_s=WINDOW_WAIT_S,
-            security=security,
             watch=self._copies,
         )
         self.pushes = KvPushes(self._transport, memory.num_layers, engine.block_size, host.spawn, self._ended)

@@ -9,6 +9,7 @@ from typing import TypeVar
 from spotwise.core.costs.cost_model import IterationCost
 from spotwise.core.costs.cost_profile import CostProfile, at_speed
 from spotwise.core.messages.members import MemberKind, Pool
+from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_transfer import UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.service.group import ServiceGroup
@@ -100,9 +101,9 @@ def _transport(
             worker_id=host.id,
             incarnation=incarnation,
             on_handoff=on_handoff,
-            host=settings.peer_host,
-            push_timeout_s=settings.push_timeout_s,
-            security=settings.link_security(),
+            settings=TransferSettings(
+                host=settings.peer_host, push_timeout_s=settings.push_timeout_s, security=settings.link_security()
+            ),
         )
     return TimedKvTransport(
         bus=host.bus,

@@ -20,7 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from spotwise.core.access.keys import KeyRecord, KeyScope, is_key_name
 from spotwise.core.access.quotas import KeyLimits
 from spotwise.http.errors import ApiError
-from spotwise.mesh.links.ucx_loopback import is_loopback
+from spotwise.mesh.process.addresses import is_loopback
 
 #: What needs no key unless it is configured to.
 OPEN_PATHS = frozenset({"/health", "/livez", "/metrics", "/ping", "/readyz", "/version"})

@@ -20,8 +20,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.server_addresses import server_addresses
 from spotwise.core.messages.members import MemberState
 from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
-from spotwise.mesh.grpc.plane_tls import PlaneTls
 from spotwise.mesh.redis.servers import open_blocking
+from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire import subjects
 
 _TIMEOUT_S = 1.0

@@ -42,7 +42,7 @@ from spotwise.mesh.embedded.servers import (
 )
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.pulse import has_pulse
-from spotwise.mesh.process.secrets import read_mesh_secret, write_mesh_secret
+from spotwise.mesh.security.secrets import read_mesh_secret, write_mesh_secret
 from spotwise.wire.permissions import Principal
 
 

@@ -1,10 +1,12 @@
-"""The secret that all processes of a mesh share, and files with secrets: only their owner may read them.
+"""The secret that all processes of a mesh share, its files, which only their owner may read, and proofs of knowing it.
 
-Each use has a key of its own, derived from the secret, so that one plane's key is of no use on another.
+Each use has a key of its own, derived from the secret, so that one plane's key is of no use on another. A proof is an HMAC
+under such a key.
 """
 
 from __future__ import annotations
 
+import hmac
 import os
 import secrets
 import stat
@@ -34,6 +36,24 @@ MAX_SECRET_BYTES = 4096
 KEY_BYTES = 32
 
 
+def derived_key(material: bytes, size: int, salt: bytes, purpose: str) -> bytes:
+    """Return `size` bytes of keys for one purpose (HKDF with SHA-256)."""
+    return HKDF(SHA256(), size, salt=salt, info=purpose.encode()).derive(material)
+
+
+def proof(key: bytes, *fields: bytes) -> bytes:
+    """Return the `KEY_BYTES` bytes that prove a key, for these fields: their HMAC with SHA-256.
+
+    Each field counts with its length, so that no two lists of fields have the same proof.
+    """
+    return hmac.digest(key, b"".join(len(field).to_bytes(4, "big") + field for field in fields), "sha256")
+
+
+def is_proof(given: bytes, key: bytes, *fields: bytes) -> bool:
+    """Whether this is the proof of a key for these fields, in time that does not depend on where it differs."""
+    return hmac.compare_digest(given, proof(key, *fields))
+
+
 class MeshSecret:
     """A mesh's secret; it shows in no text of this object."""
 
@@ -47,7 +67,7 @@ class MeshSecret:
 
     def key(self, purpose: str) -> bytes:
         """Return the key of `KEY_BYTES` bytes for one purpose, the same in every process of the mesh."""
-        return HKDF(SHA256(), KEY_BYTES, salt=b"spotwise mesh secret", info=purpose.encode()).derive(self._secret)
+        return derived_key(self._secret, KEY_BYTES, b"spotwise mesh secret", purpose)
 
 
 def read_mesh_secret(path: Path) -> MeshSecret:

@@ -1,8 +1,9 @@
-"""Encrypts what goes one way on a transfer link, with AES-256-GCM, which also finds damage and changes.
+"""Encrypts one direction of a link with AES-256-GCM, which also finds damage and changes.
 
-Headers and payloads have keys of their own, which no other link and no other direction has, so that counted nonces never
-repeat. A header's nonce is its place in the order: one that is left out, repeated or moved is refused. A payload's is in its
-header, since threads seal payloads in any order.
+What is sent in order (headers on UCX, records on TCP) and what is sent in any order (payloads on UCX) have keys of their own,
+which no other link and no other direction has, so that counted nonces never repeat. The nonce of a message in order is its
+place: one that is left out, repeated or moved is refused. A payload's is in its header, since threads seal payloads in any
+order.
 """
 
 from __future__ import annotations
@@ -23,22 +24,22 @@ _NONCE_BYTES = 12
 
 
 class LinkSeal:
-    """The keys of one direction of a link; payloads may be sealed and opened on any thread."""
+    """The keys of one direction of a link; payloads may be sealed and opened on any thread, messages in order on one."""
 
-    def __init__(self, header_key: bytes, payload_key: bytes) -> None:
-        self._headers, self._payloads = AESGCM(header_key), AESGCM(payload_key)
-        self._header_numbers, self._payload_numbers = itertools.count(), itertools.count(1)
+    def __init__(self, ordered_key: bytes, payload_key: bytes) -> None:
+        self._ordered, self._payloads = AESGCM(ordered_key), AESGCM(payload_key)
+        self._ordered_numbers, self._payload_numbers = itertools.count(), itertools.count(1)
 
-    def seal_header(self, header: bytes) -> bytes:
-        """Return the next header, sealed."""
-        return self._headers.encrypt(_nonce(next(self._header_numbers)), header, None)
+    def seal_next(self, plain: Any, into: Any, clear: Any = None) -> None:
+        """Seal the next message into memory of its size and `SEALED_BYTES`; what goes with it in the clear is bound to it."""
+        self._ordered.encrypt_into(_nonce(next(self._ordered_numbers)), plain, clear, _bytes(into))
 
-    def open_header(self, sealed: bytearray) -> bytes:
-        """Return the next header; raises `FrameError` where this is not the one that was sealed."""
+    def open_next(self, sealed: Any, into: Any, clear: Any = None) -> None:
+        """Open the next message into memory of its size; raises `FrameError` where this is not the one that was sealed."""
         try:
-            return self._headers.decrypt(_nonce(next(self._header_numbers)), bytes(sealed), None)
+            self._ordered.decrypt_into(_nonce(next(self._ordered_numbers)), sealed, clear, _bytes(into))
         except InvalidTag:
-            raise FrameError("the header was not sealed by the peer: it was changed, repeated or left out") from None
+            raise FrameError("a message was not sealed by the peer: it was changed, repeated or left out") from None
 
     def seal_payload(self, payload: Any, into: Any) -> int:
         """Seal a payload into memory of its size and `SEALED_BYTES`, and return the number to open it by."""
