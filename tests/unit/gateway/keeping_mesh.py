@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
+from spotwise.core.gateway.keeping import KeepingRole
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.core.requests.request import FinishReason
@@ -22,13 +23,15 @@ from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.token_stream import saved
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.owned_requests import OwnedRequests
 from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.resume.stored_responses import StoredResponses
 from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.text.chat_text import ChatText
-from tests.fakes.memory import MemoryStore
+from tests.fakes.memory import FakeClock, MemoryStore
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled
 
@@ -117,6 +120,16 @@ class KeepingMesh(FakeMesh):
         self.closed.append((choice_id, epoch))
 
 
+def keeper(mesh: KeepingMesh, metrics: GatewayMetrics, limits: KeepingLimits) -> Callable[..., KeptRequests]:
+    """What keeps requests at a gateway without a journal."""
+    role = KeepingRole(limits.resume_s, limits.answer_kept_s)
+
+    def new_loop(performers: Mapping[type, Callable[[Any], None]]) -> tuple[KeepingRole, RoleLoop]:
+        return role, RoleLoop(role, FakeClock(), performers)
+
+    return partial(KeptRequests, OwnedRequests(mesh, mesh.store, metrics, limits, new_loop), metrics)
+
+
 def keeping_app(
     mesh: KeepingMesh,
     text: ChatText,
@@ -127,7 +140,7 @@ def keeping_app(
 ) -> FastAPI:
     """The API of one gateway; `options`: of its `ApiOptions`."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
+    keep = keeper(mesh, metrics, KeepingLimits(name, resume_s=resume_s))
     stored = storing(mesh.store)
     return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, open_to(api_keys), keep, stored=stored)
 

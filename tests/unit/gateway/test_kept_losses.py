@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -170,6 +171,23 @@ async def test_a_gateway_that_leaves_hands_on_deadline_and_attempt(text: ChatTex
         assert record is not None
         assert (record.epoch, record.deadline_unix_s) == (3, deadline_unix_s)
         await other.leave()
+
+
+async def test_a_gateway_that_leaves_saves_what_it_hands_on(text: ChatText) -> None:
+    """All tokens that it has generated: another gateway computes none of them again."""
+    mesh = LossyMesh(reply=list(range(10, 18)), hang_at=5)
+    client = Client(keeping_app(mesh, text), "POST", CHATS, BODY)
+    events = [await client.event() for _ in range(6)]
+    mesh.is_leaving = True
+    client.task.cancel()
+    await asyncio.gather(client.task, return_exceptions=True)
+    other = KeepingMesh(reply=list(range(10, 18)), store=mesh.store)
+    await until(lambda: sum(map(Counter.total, mesh.store._counts.values())) == 5)
+    assert mesh.store.kept.ending is None
+    again = Client(keeping_app(other, text, "g1"), "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
+    assert content([*events, *await again.events()])[1] == ["[DONE]"]
+    assert other.spec.earlier is not None
+    assert other.spec.earlier.token_ids == (10, 11, 12, 13, 14)
 
 
 async def test_two_gateways_that_get_one_key_at_once_keep_its_deadline(text: ChatText, model_dir: Path) -> None:

@@ -20,7 +20,6 @@ from spotwise.gateway.access.known_keys import KnownKeys
 from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
@@ -29,7 +28,7 @@ from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
-from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeper
 from tests.unit.gateway.test_known_keys import key, secret
 
 AUTH = {"Authorization": f"Bearer {secret(1).decode()}"}
@@ -76,7 +75,7 @@ def start(text: ChatText) -> Callable[..., Any]:
         await keys.look()
         quotas = Quotas(store, clock, name, lambda _: None)
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, **keeping))
+        keep = keeper(mesh, metrics, KeepingLimits(name, **keeping))
         app = create_app(mesh, text, ApiOptions(MODEL), metrics, ApiAccess(keys, quotas), keep)
         return LimitedGateway(app, mesh, metrics, quotas, store, limits)
 
