@@ -157,7 +157,7 @@ async def serve(settings: GatewaySettings) -> None:
         await serving
         await access.quotas.report(renew=False)  # what ended with it
         with contextlib.suppress(MeshError):
-            await generation.save()  # of streams that go on at another gateway
+            await generation.saver.save_all()  # of streams that go on at another gateway
 
 
 if __name__ == "__main__":

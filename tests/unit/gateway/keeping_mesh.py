@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -47,7 +47,7 @@ class KeepingMesh(FakeMesh):
     resumed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._saver = TokenSaver(self.store, lambda _: None, self.step_down)
+        self.saver = TokenSaver(self.store, lambda _: None, self.step_down)
         self._taken: dict[str, asyncio.Event] = {}
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
@@ -57,7 +57,7 @@ class KeepingMesh(FakeMesh):
         self.specs[choice_id] = spec
         self.open.add(choice_id)
         if spec.owner:
-            self._saver.watch(choice_id, spec.owner, earlier)
+            self.saver.watch(choice_id, spec.owner, earlier)
         finished = False
         try:
             if earlier is not None:
@@ -89,7 +89,7 @@ class KeepingMesh(FakeMesh):
                 delta = TokenDelta(
                     0, position, token_id, reason, logprobs=token.logprobs, prompt_logprobs=token.prompt_logprobs
                 )
-                self._saver.add(choice_id, [delta])
+                self.saver.add(choice_id, [delta])
                 finished = reason is not None
                 yield GeneratedTokens((token,), reason)
                 if finished:
@@ -98,16 +98,6 @@ class KeepingMesh(FakeMesh):
             self.open.discard(choice_id)
             if not finished:
                 self.cancelled.append(choice_id)
-
-    async def save(self, *choice_ids: str) -> None:
-        await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
-
-    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
-        for choice_id in choice_ids:
-            self._saver.forget(choice_id, owner)
-
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
-        self._saver.when_forgotten(forgotten)
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
         return {each: KeptAttempt(1, self.specs[each].stop) for each in choice_ids if each in self.open}

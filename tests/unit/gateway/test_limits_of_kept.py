@@ -123,12 +123,12 @@ async def test_a_stream_that_goes_on_is_counted_and_never_refused(start: Any, to
     first = await start(KeepingMesh(tokens, hang_at=2), limits)
     client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
-    await first.mesh.save()  # what is not is computed, and counted, again
+    await first.mesh.saver.save_all()  # what is not is computed, and counted, again
     mesh = KeepingMesh(tokens, hang_at=4, store=first.mesh.store)
     second = await start(mesh, limits, first.store, "g1")
     again = second.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
     assert (await again.event()).data
-    await first.mesh.save()
+    await first.mesh.saver.save_all()
     await client.events()  # resumed elsewhere
     used = await first.used()
     assert used.used_requests == 2
@@ -216,9 +216,9 @@ async def test_an_answer_without_room_for_its_tokens_is_given_whole(start: Any, 
     client = gateway.client(STREAM, AUTH)
     events = [await client.event() for _ in range(6)]
     mesh.store.requests._room = Room(10_000, 1)
-    await mesh.save()
+    await mesh.saver.save_all()
     assert mesh.store._kept == {}
-    await mesh.save()
+    await mesh.saver.save_all()
     mesh.go.set()
     events += await client.events()
     assert content(events)[0]
@@ -322,12 +322,12 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
         await first.mesh.store.register(Member("g0", MemberKind.GATEWAY, 7, MemberState.READY, "h", 1, "h:1"), 60.0)
     client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
-    await first.mesh.save()
+    await first.mesh.saver.save_all()
     request_id = str(events[0].data and events[0].data["id"])
     following = []
     for number in range(1, 3):
         if is_alive and number == 2:  # which has found out, and given its place back
-            await first.mesh.save()
+            await first.mesh.saver.save_all()
             await client.events()
             await first.used()
         mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
@@ -341,7 +341,7 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
     third.mesh.go.set()
     await last.events()
     if is_alive:
-        await second.mesh.save()
+        await second.mesh.saver.save_all()
         await taken.events()
         await second.used()
         prompt_tokens = len(first.mesh.spec.prompt_token_ids)

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -24,6 +25,7 @@ from spotwise.core.gateway.kept_request import CANCELLED, KeptRequest, KeptState
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.gateway.access.auth import caller_scope, key_name
 from spotwise.gateway.access.quotas import Continued, Reservation
+from spotwise.gateway.generate.answer import AnswerTerms
 from spotwise.gateway.generate.generation import EarlierTokens
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest
@@ -87,11 +89,9 @@ class KeptRequests:
             if known is not None:
                 return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=body_hash)
         reservation = await self._preprocessor.reserve(request, prepared)
+        not_kept = AnswerTerms(prepared, self._generation.generate, arrived_s, reservation)
         if not prepared.stream and not is_resumable:
-            generate = self._generation.generate
-            return self._preprocessor.response(
-                prepared_body.endpoint, prepared, generate, arrived_s, reservation=reservation
-            )
+            return self._preprocessor.response(prepared_body.endpoint, not_kept)
         form = form_of(prepared_body, key_name=key_name(request), claim=claim, is_resumable=is_resumable)
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
@@ -105,9 +105,8 @@ class KeptRequests:
             return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=body_hash)
         if kept is not RoomVerdict.KEPT:
             self._metrics.count_not_kept(Kind.REQUESTS)
-            warning = {WARNING_HEADER: "not kept"}
-            ids = prepared_body.endpoint, prepared, self._generation.generate, arrived_s
-            return self._preprocessor.response(*ids, headers=warning, reservation=reservation)
+            not_kept = replace(not_kept, headers={WARNING_HEADER: "not kept"})
+            return self._preprocessor.response(prepared_body.endpoint, not_kept)
         running = self._running.begin(form, owned(prepared, self._owner), reservation)
         return self._response(running, _with_positions(request, running.prepared), None, arrived_s)
 
@@ -148,7 +147,7 @@ class KeptRequests:
         attempts = {} if taken is None or taken.ending is not None else taken.attempts
         try:  # the ending first: the gateway that streams it tells its client why it has ended
             if taken is not None and taken.ending is None:
-                kept_s = self._running.kept_s(kept.request)
+                kept_s = self._running.role.kept_s(is_resumable=kept.request.is_resumable)
                 await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))
         finally:
             self._running.lose(request_id)
@@ -192,18 +191,17 @@ class KeptRequests:
         if running is not None:
             return self._response(running, prepared, position, arrived_s, _REPLAYED)
         at = _position(prepared, position)
-        return self._preprocessor.response(
-            kept.request.endpoint, prepared, saved_tokens, arrived_s, at, headers=_REPLAYED
-        )
+        terms = AnswerTerms(prepared, saved_tokens, arrived_s, headers=_REPLAYED, position=at)
+        return self._preprocessor.response(kept.request.endpoint, terms)
 
     async def _taken(
         self, request: Request, kept: KeptState, prepared: PreparedRequest
     ) -> tuple[OwnedRequest | None, PreparedRequest]:
         """Take a request over; return it, or `None` where its answer is whole, and what is prepared with its tokens so far."""
         reservation = Reservation()
-        if self._running.resumption(kept) is Resumption.TAKE:
+        if self._running.role.resumption(kept) is Resumption.TAKE:
             kept, reservation = await self._take(request, kept, prepared)
-        resumption = self._running.resumption(kept)
+        resumption = self._running.role.resumption(kept)
         if kept.ending is not None and resumption is Resumption.REFUSE_FAILED:
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
         if resumption is Resumption.REFUSE_CANCELLED:
@@ -263,20 +261,20 @@ class KeptRequests:
         prepared: PreparedRequest,
         position: StreamPosition | None,
         arrived_s: float,
-        headers: Mapping[str, str] | None = None,
+        headers: Mapping[str, str] = MappingProxyType({}),
     ) -> Response:
-        return self._preprocessor.response(
-            running.form.endpoint,
+        terms = AnswerTerms(
             prepared,
             partial(self._running.generate, running),
             arrived_s,
+            running.reservation,
+            headers,
             _position(prepared, position),
             partial(self._running.connection_ended, running),
-            headers,
-            running.reservation,
             partial(self._explained, running.form.request_id),
             outlives_connection=running.form.is_resumable,
         )
+        return self._preprocessor.response(running.form.endpoint, terms)
 
     async def _explained(self, request_id: str, error: Exception) -> Exception:
         """Return why a request ended here: one that another owner has was resumed, or cancelled."""

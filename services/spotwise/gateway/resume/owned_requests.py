@@ -77,6 +77,7 @@ class OwnedRequests:
 
     Attributes:
         generation, store, limits: as given.
+        role: decides.
         turns: for calls of the store that requests wait for.
     """
 
@@ -95,7 +96,7 @@ class OwnedRequests:
         self._metrics = metrics
         self._owned: dict[k.Turn, OwnedRequest] = {}
         self._tasks = set[asyncio.Task[None]]()
-        self._role, self._loop = new_loop(
+        self.role, self._loop = new_loop(
             {
                 k.AwaitReader: self._await_reader,
                 k.CancelChoices: self._cancel_choices,
@@ -105,7 +106,7 @@ class OwnedRequests:
                 k.Forget: lambda command: self._forget(self._owned.pop(command.turn)),
             }
         )
-        generation.when_forgotten(self._keep_again)
+        generation.saver.when_forgotten(self._keep_again)
 
     def begin(self, form: KeptRequest, prepared: PreparedRequest, reservation: Reservation) -> OwnedRequest:
         """Run a request of which this gateway has become the owner."""
@@ -125,15 +126,7 @@ class OwnedRequests:
     def joinable(self, kept: KeptState) -> OwnedRequest | None:
         """Return a request that more connections may read here; `None` where it runs elsewhere, or for one connection."""
         turn = k.Turn(kept.request.request_id, kept.owner)
-        return self._owned.get(turn) if self._role.can_join(turn) else None
-
-    def resumption(self, kept: KeptState) -> k.Resumption:
-        """See `KeepingRole.resumption`."""
-        return self._role.resumption(kept)
-
-    def kept_s(self, form: KeptRequest) -> float:
-        """Return how long a request is kept after its end."""
-        return self._role.kept_s(is_resumable=form.is_resumable)
+        return self._owned.get(turn) if self.role.can_join(turn) else None
 
     def generate(
         self, owned: OwnedRequest, choice_id: str, spec: SequenceSpec
@@ -153,7 +146,7 @@ class OwnedRequests:
 
     def lose(self, request_id: str) -> None:
         """End a request here, if it runs here: it has another owner."""
-        if (turn := self._role.turn_of(request_id)) is not None:
+        if (turn := self.role.turn_of(request_id)) is not None:
             self._loop.feed(k.RequestLost(turn))
 
     async def cancel(self, owned: OwnedRequest) -> None:
@@ -163,8 +156,8 @@ class OwnedRequests:
 
     async def save(self, request_id: str) -> None:
         """Save the tokens of a request that runs here; raises `GenerationError` where the store is away."""
-        if (turn := self._role.turn_of(request_id)) is not None:
-            await self.turns.result(self.generation.save(*self._owned[turn].choice_ids))
+        if (turn := self.role.turn_of(request_id)) is not None:
+            await self.turns.result(self.generation.saver.save(*self._owned[turn].choice_ids))
 
     def _is_current(self, owned: OwnedRequest) -> bool:
         return self._owned.get(owned.turn) is owned
@@ -185,7 +178,7 @@ class OwnedRequests:
 
     async def _keep_again(self, request_id: str) -> bool:
         """Keep a request that the store has forgotten; return whether its tokens may follow. Raises `MeshError`."""
-        if (turn := self._role.turn_of(request_id)) is None:
+        if (turn := self.role.turn_of(request_id)) is None:
             return True  # it ends
         owned = self._owned[turn]
         known = await self.store.keep_request(owned.form, turn.owner, self.generation.attempts(owned.choice_ids))
@@ -210,7 +203,7 @@ class OwnedRequests:
     async def _store_ending(self, owned: OwnedRequest, command: k.StoreEnding) -> None:
         is_owner = True  # as far as is known where the store does not answer
         try:
-            await self.turns.result(self.generation.save(*owned.choice_ids))
+            await self.turns.result(self.generation.saver.save(*owned.choice_ids))
             ending = self.store.end_request(owned.form, owned.turn.owner, command.ending, command.kept_s)
             is_owner = await self.turns.result(ending)
         except GenerationError:
@@ -220,7 +213,7 @@ class OwnedRequests:
 
     async def _hand_on(self, owned: OwnedRequest) -> None:
         try:
-            await self.turns.result(self.generation.save(*owned.choice_ids))
+            await self.turns.result(self.generation.saver.save(*owned.choice_ids))
         except GenerationError:
             pass  # what is not saved is computed again
         finally:
@@ -229,7 +222,8 @@ class OwnedRequests:
     def _forget(self, owned: OwnedRequest) -> None:
         if owned.wait is not None:
             owned.wait.cancel()
-        self.generation.forget(owned.choice_ids, owned.turn.owner)
+        for choice_id in owned.choice_ids:
+            self.generation.saver.forget(choice_id, owned.turn.owner)
         owned.over.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:

@@ -9,8 +9,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 
-from spotwise.gateway.generate.answer import Generate
-from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec, TextEndedError
+from spotwise.gateway.generate.generation import Generate, GeneratedTokens, SequenceSpec, TextEndedError
 from spotwise.gateway.generate.prepared_request import PreparedSequence
 from spotwise.http.errors import GenerationError
 from spotwise.mesh.process.background_work import end_tasks
