@@ -51,10 +51,10 @@ async def test_a_stream_goes_on_token_for_token(mesh: Gateways, saves: bool) -> 
     client = Client(first, "POST", CHATS, BODY | {"seed": 5})
     events = [await client.event() for _ in range(30)]
     if saves:
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
     rest = await Client(second, "POST", CHATS, BODY | {"seed": 5}, {"Last-Event-ID": events[-1].id}).events()
     assert content([*events, *rest])[:2] == whole[:2]
-    await mesh.generations[0].save()
+    await mesh.generations[0].saver.save_all()
     assert content(await client.events())[1][0]["code"] == "resumed_elsewhere"
     request_id = str(events[0].data and events[0].data["id"])
     for choice_id in (f"{request_id}#0", f"{request_id}#1"):

@@ -20,6 +20,7 @@ from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.mesh.store_watch import StoreWatch
 from spotwise.gateway.open_access import open_access
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.owned_requests import OwnedRequests, journaled_loop
 from spotwise.gateway.resume.stored_responses import StoredResponses
 from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.settings import GatewaySettings
@@ -116,7 +117,9 @@ async def serve(settings: GatewaySettings) -> None:
         generation = MeshGeneration(host, settings.submission, metrics)
         await generation.start()
         StoreWatch(host.store, metrics).begin(host.every)
-        kept = partial(KeptRequests, generation, host.store, metrics, settings.keeping(host.member))
+        keeping = settings.keeping(host.member)
+        running = OwnedRequests(generation, host.store, metrics, keeping, journaled_loop(host, keeping))
+        kept = partial(KeptRequests, running, metrics)
         config = uvicorn.Config(
             create_app(generation, text, options, metrics, access, kept, host.clock.wall, _stored(settings, host)),
             host=settings.host,
@@ -154,7 +157,7 @@ async def serve(settings: GatewaySettings) -> None:
         await serving
         await access.quotas.report(renew=False)  # what ended with it
         with contextlib.suppress(MeshError):
-            await generation.save()  # of streams that go on at another gateway
+            await generation.saver.save_all()  # of streams that go on at another gateway
 
 
 if __name__ == "__main__":

@@ -25,6 +25,7 @@ from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.mesh.client import MeshGeneration
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.owned_requests import OwnedRequests, journaled_loop
 from spotwise.gateway.routes.app import create_app
 from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.embedded.servers import LOOPBACK
@@ -123,7 +124,9 @@ class Gateways:
         generation = MeshGeneration(host, settings.submission, metrics)
         await generation.start()
         self.generations.append(generation)
-        keep = partial(KeptRequests, generation, host.store, metrics, settings.keeping(member))
+        keeping = settings.keeping(member)
+        running = OwnedRequests(generation, host.store, metrics, keeping, journaled_loop(host, keeping))
+        keep = partial(KeptRequests, running, metrics)
         return create_app(generation, self._text, ApiOptions(MODEL), metrics, open_to(), keep, host.clock.now)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -13,6 +13,7 @@ from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import Message
 
+from spotwise.core.gateway.keeping import KeepingRole
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.core.requests.request import FinishReason
@@ -22,13 +23,15 @@ from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.token_stream import saved
 from spotwise.gateway.resume.kept_requests import KeptRequests
+from spotwise.gateway.resume.owned_requests import OwnedRequests
 from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.resume.stored_responses import StoredResponses
 from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
+from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.text.chat_text import ChatText
-from tests.fakes.memory import MemoryStore
+from tests.fakes.memory import FakeClock, MemoryStore
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled
 
@@ -44,7 +47,7 @@ class KeepingMesh(FakeMesh):
     resumed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self._saver = TokenSaver(self.store, lambda _: None, self.step_down)
+        self.saver = TokenSaver(self.store, lambda _: None, self.step_down)
         self._taken: dict[str, asyncio.Event] = {}
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
@@ -54,7 +57,7 @@ class KeepingMesh(FakeMesh):
         self.specs[choice_id] = spec
         self.open.add(choice_id)
         if spec.owner:
-            self._saver.watch(choice_id, spec.owner, earlier)
+            self.saver.watch(choice_id, spec.owner, earlier)
         finished = False
         try:
             if earlier is not None:
@@ -86,7 +89,7 @@ class KeepingMesh(FakeMesh):
                 delta = TokenDelta(
                     0, position, token_id, reason, logprobs=token.logprobs, prompt_logprobs=token.prompt_logprobs
                 )
-                self._saver.add(choice_id, [delta])
+                self.saver.add(choice_id, [delta])
                 finished = reason is not None
                 yield GeneratedTokens((token,), reason)
                 if finished:
@@ -95,16 +98,6 @@ class KeepingMesh(FakeMesh):
             self.open.discard(choice_id)
             if not finished:
                 self.cancelled.append(choice_id)
-
-    async def save(self, *choice_ids: str) -> None:
-        await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
-
-    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
-        for choice_id in choice_ids:
-            self._saver.forget(choice_id, owner)
-
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
-        self._saver.when_forgotten(forgotten)
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
         return {each: KeptAttempt(1, self.specs[each].stop) for each in choice_ids if each in self.open}
@@ -117,6 +110,16 @@ class KeepingMesh(FakeMesh):
         self.closed.append((choice_id, epoch))
 
 
+def keeper(mesh: KeepingMesh, metrics: GatewayMetrics, limits: KeepingLimits) -> Callable[..., KeptRequests]:
+    """What keeps requests at a gateway without a journal."""
+    role = KeepingRole(limits.resume_s, limits.answer_kept_s)
+
+    def new_loop(performers: Mapping[type, Callable[[Any], None]]) -> tuple[KeepingRole, RoleLoop]:
+        return role, RoleLoop(role, FakeClock(), performers)
+
+    return partial(KeptRequests, OwnedRequests(mesh, mesh.store, metrics, limits, new_loop), metrics)
+
+
 def keeping_app(
     mesh: KeepingMesh,
     text: ChatText,
@@ -127,7 +130,7 @@ def keeping_app(
 ) -> FastAPI:
     """The API of one gateway; `options`: of its `ApiOptions`."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, resume_s=resume_s))
+    keep = keeper(mesh, metrics, KeepingLimits(name, resume_s=resume_s))
     stored = storing(mesh.store)
     return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, open_to(api_keys), keep, stored=stored)
 

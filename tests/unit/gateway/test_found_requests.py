@@ -174,7 +174,7 @@ async def test_a_request_is_cancelled_at_any_gateway(
     assert event.data is not None
     cancelled = await Client(at, "DELETE", f"/v1/requests/{event.data['id']}").answer()
     assert cancelled["state"] == "cancelled"
-    await mesh.save()
+    await mesh.saver.save_all()
     errors = [each.data["error"]["code"] for each in await client.events() if each.data and "error" in each.data]
     assert errors == ["cancelled"]
     await until(lambda: not mesh.open)

@@ -468,7 +468,7 @@ async def test_another_gateway_goes_on(thinking: ChatText, encode: Encode, had: 
     body = WITH_TOOL | {"stream": True}
     client = Client(keeping_app(first, thinking), "POST", MESSAGES, body)
     events = [await client.event() for _ in range(had)]
-    await first.save()
+    await first.saver.save_all()
     second = keeping_app(KeepingMesh(tokens, store=first.store), thinking, "g1")
     rest = await read(Client(second, "POST", MESSAGES, body, {"Last-Event-ID": events[-1].id}))
     message = built([event.data for event in [*events, *rest]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -93,7 +94,7 @@ async def test_what_the_store_loses_is_written_again(text: ChatText, loss: Any) 
     mesh.hang_at = 3
     client = Client(app, "POST", CHATS, body, KEY)
     await mesh.hung.get()
-    await mesh.save()
+    await mesh.saver.save_all()
     loss(mesh.store)
     mesh.go.set()
     answer = await client.answer()
@@ -117,9 +118,9 @@ async def test_a_stream_goes_on_elsewhere_after_its_store_was_emptied(text: Chat
         request_id = str(events[0].data and events[0].data["id"])
         await lose_attempt(mesh, request_id)
         events += [await client.event() for _ in range(10)]
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         mesh.store.lose_all()
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         assert mesh.store.kept.attempts[request_id].epoch == 2
         rest = await Client(second, "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id}).events()
         assert content([*events, *rest])[:2] == whole[:2]
@@ -133,17 +134,17 @@ async def test_a_stream_goes_on_though_its_store_forgot_who_took_it(text: ChatTe
         whole = content(await Client(first, "POST", CHATS, BODY).events())
         client = Client(first, "POST", CHATS, BODY)
         events = [await client.event() for _ in range(10)]
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         assert isinstance(mesh.store, LossyStore)
         request_id = str(events[0].data and events[0].data["id"])
         former = mesh.store._kept[request_id].owner
         other = Client(second, "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
         rest = [await other.event() for _ in range(5)]
         mesh.store._kept[request_id] = replace(mesh.store._kept[request_id], owner=former)
-        await mesh.generations[1].save()
+        await mesh.generations[1].saver.save_all()
         rest += await other.events()
         assert content([*events, *rest])[:2] == whole[:2]
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         errors = [event.data.get("error") for event in await client.events() if event.data]
         assert [error["code"] for error in errors if error] == ["resumed_elsewhere"]
 
@@ -163,13 +164,30 @@ async def test_a_gateway_that_leaves_hands_on_deadline_and_attempt(text: ChatTex
         mesh.generations[0].is_leaving = True
         client.task.cancel()
         await asyncio.gather(client.task, return_exceptions=True)
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         other = Client(second, "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
         await other.event()
         record = await mesh.store.get_record(request_id)
         assert record is not None
         assert (record.epoch, record.deadline_unix_s) == (3, deadline_unix_s)
         await other.leave()
+
+
+async def test_a_gateway_that_leaves_saves_what_it_hands_on(text: ChatText) -> None:
+    """All tokens that it has generated: another gateway computes none of them again."""
+    mesh = LossyMesh(reply=list(range(10, 18)), hang_at=5)
+    client = Client(keeping_app(mesh, text), "POST", CHATS, BODY)
+    events = [await client.event() for _ in range(6)]
+    mesh.is_leaving = True
+    client.task.cancel()
+    await asyncio.gather(client.task, return_exceptions=True)
+    other = KeepingMesh(reply=list(range(10, 18)), store=mesh.store)
+    await until(lambda: sum(map(Counter.total, mesh.store._counts.values())) == 5)
+    assert mesh.store.kept.ending is None
+    again = Client(keeping_app(other, text, "g1"), "POST", CHATS, BODY, {"Last-Event-ID": events[-1].id})
+    assert content([*events, *await again.events()])[1] == ["[DONE]"]
+    assert other.spec.earlier is not None
+    assert other.spec.earlier.token_ids == (10, 11, 12, 13, 14)
 
 
 async def test_two_gateways_that_get_one_key_at_once_keep_its_deadline(text: ChatText, model_dir: Path) -> None:
@@ -197,7 +215,7 @@ async def test_a_resumption_that_is_refused_takes_nothing(text: ChatText, model_
         body = BODY if "_" in position else BODY | {"seed": 10}
         refused = Client(second, "POST", CHATS, body, {"Last-Event-ID": f"{request_id}.{position}"})
         assert "error" in await refused.answer()
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         assert content(await client.events())[1] == ["[DONE]"]
 
 
@@ -212,7 +230,7 @@ async def test_a_request_is_cancelled_at_its_former_owner(text: ChatText, model_
         deleted = await Client(first, "DELETE", f"/v1/requests/{request_id}").answer()
         assert deleted["state"] == "cancelled"
         await until(lambda: not mesh.worker.running)
-        await mesh.generations[1].save()
+        await mesh.generations[1].saver.save_all()
         await other.events()
 
 

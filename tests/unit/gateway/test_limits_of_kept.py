@@ -20,7 +20,6 @@ from spotwise.gateway.access.known_keys import KnownKeys
 from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.ports import KeepingLimits
 from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
@@ -29,7 +28,7 @@ from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT, MODEL
-from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeper
 from tests.unit.gateway.test_known_keys import key, secret
 
 AUTH = {"Authorization": f"Bearer {secret(1).decode()}"}
@@ -76,7 +75,7 @@ def start(text: ChatText) -> Callable[..., Any]:
         await keys.look()
         quotas = Quotas(store, clock, name, lambda _: None)
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        keep = partial(KeptRequests, mesh, mesh.store, metrics, KeepingLimits(name, **keeping))
+        keep = keeper(mesh, metrics, KeepingLimits(name, **keeping))
         app = create_app(mesh, text, ApiOptions(MODEL), metrics, ApiAccess(keys, quotas), keep)
         return LimitedGateway(app, mesh, metrics, quotas, store, limits)
 
@@ -124,12 +123,12 @@ async def test_a_stream_that_goes_on_is_counted_and_never_refused(start: Any, to
     first = await start(KeepingMesh(tokens, hang_at=2), limits)
     client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
-    await first.mesh.save()  # what is not is computed, and counted, again
+    await first.mesh.saver.save_all()  # what is not is computed, and counted, again
     mesh = KeepingMesh(tokens, hang_at=4, store=first.mesh.store)
     second = await start(mesh, limits, first.store, "g1")
     again = second.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
     assert (await again.event()).data
-    await first.mesh.save()
+    await first.mesh.saver.save_all()
     await client.events()  # resumed elsewhere
     used = await first.used()
     assert used.used_requests == 2
@@ -217,9 +216,9 @@ async def test_an_answer_without_room_for_its_tokens_is_given_whole(start: Any, 
     client = gateway.client(STREAM, AUTH)
     events = [await client.event() for _ in range(6)]
     mesh.store.requests._room = Room(10_000, 1)
-    await mesh.save()
+    await mesh.saver.save_all()
     assert mesh.store._kept == {}
-    await mesh.save()
+    await mesh.saver.save_all()
     mesh.go.set()
     events += await client.events()
     assert content(events)[0]
@@ -323,12 +322,12 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
         await first.mesh.store.register(Member("g0", MemberKind.GATEWAY, 7, MemberState.READY, "h", 1, "h:1"), 60.0)
     client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
-    await first.mesh.save()
+    await first.mesh.saver.save_all()
     request_id = str(events[0].data and events[0].data["id"])
     following = []
     for number in range(1, 3):
         if is_alive and number == 2:  # which has found out, and given its place back
-            await first.mesh.save()
+            await first.mesh.saver.save_all()
             await client.events()
             await first.used()
         mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
@@ -342,7 +341,7 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
     third.mesh.go.set()
     await last.events()
     if is_alive:
-        await second.mesh.save()
+        await second.mesh.saver.save_all()
         await taken.events()
         await second.used()
         prompt_tokens = len(first.mesh.spec.prompt_token_ids)

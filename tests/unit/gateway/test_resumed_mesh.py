@@ -53,10 +53,10 @@ async def test_another_gateway_takes_a_stream_over(
         client = Client(first, "POST", CHATS, BODY | {"seed": 5})
         events = [await client.event() for _ in range(30)]
         if saves:
-            await mesh.generations[0].save()
+            await mesh.generations[0].saver.save_all()
         rest = await Client(second, "POST", CHATS, BODY | {"seed": 5}, {"Last-Event-ID": events[-1].id}).events()
         assert content([*events, *rest])[:2] == whole[:2]
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         told = content(await client.events())[1]
         assert told[0]["code"] == "resumed_elsewhere"
         request_id = str(events[0].data and events[0].data["id"])
@@ -97,7 +97,7 @@ async def test_a_gateway_that_leaves_hands_its_streams_on(text: ChatText, model_
         mesh.generations[0].is_leaving = True
         client.task.cancel()
         await asyncio.gather(client.task, return_exceptions=True)
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         rest = await Client(second, "POST", CHATS, BODY | {"seed": 9}, {"Last-Event-ID": events[-1].id}).events()
         assert content([*events, *rest])[:2] == whole[:2]
 
@@ -127,14 +127,14 @@ async def test_an_answer_with_a_key_is_taken_over_whole(text: ChatText, model_di
         before = len(mesh.worker.drawn)
         client = Client(first, "POST", CHATS, body, {"Idempotency-Key": "b"})
         await until(lambda: len(mesh.worker.drawn) > before and len([*mesh.worker.drawn.values()][-1]) > 10)
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         answer = await Client(second, "POST", CHATS, body, {"Idempotency-Key": "b"}).answer()
         assert answer["choices"] == whole["choices"]
         assert answer["usage"] == whole["usage"]
         choice_id = str(answer["id"])
         assert mesh.worker.epochs[choice_id] == [1, 2]
         assert mesh.worker.drawn[choice_id].count(0) == 1
-        await mesh.generations[0].save()
+        await mesh.generations[0].saver.save_all()
         assert (await client.answer())["error"]["code"] == "resumed_elsewhere"
 
 

@@ -96,7 +96,7 @@ async def test_another_gateway_goes_on(name: str, had: int, text: ChatText, enco
     client = Client(keeping_app(first, text), "POST", RESPONSES, body)
     events = await events_of(client, had)
     if had > 4:
-        await first.save()
+        await first.saver.save_all()
     second = KeepingMesh(tokens, store=first.store)
     headers = {"Last-Event-ID": events[-1].id}
     rest = await events_of(Client(keeping_app(second, text, "g1"), "POST", RESPONSES, body, headers))

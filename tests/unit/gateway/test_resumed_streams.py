@@ -71,7 +71,7 @@ async def test_another_gateway_goes_on(name: str, had: int, text: ChatText, toke
     client = Client(keeping_app(first, text), "POST", path, body | {"seed": 1})
     events = [await client.event() for _ in range(had)]
     if had > 3:
-        await first.save()
+        await first.saver.save_all()
     second = KeepingMesh(tokens, store=first.store)
     last = [event.id for event in events if event.id][-1:]
     other = keeping_app(second, text, "g1")
@@ -95,7 +95,7 @@ async def test_the_loser_is_told_and_ends(text: ChatText, tokens: list[int]) -> 
         keeping_app(second, text, "g1"), "POST", CHATS, CHAT | STREAM, {"Last-Event-ID": events[-1].id}
     ).events()
     assert content(rest)[1][-1] == "[DONE]"
-    await first.save()
+    await first.saver.save_all()
     told = await client.events()
     assert [event.data["error"]["code"] for event in told if event.data and "error" in event.data] == [
         "resumed_elsewhere"
@@ -121,7 +121,7 @@ async def test_two_gateways_at_once_have_one_winner(text: ChatText, tokens: list
     for mesh in meshes:
         await asyncio.wait_for(mesh.hung.get(), 10)
     for mesh in meshes:
-        await mesh.save()
+        await mesh.saver.save_all()
         mesh.go.set()
     ends = [content(await rival.events())[1] for rival in rivals]
     losers = [end for end in ends if isinstance(end[0], dict) and end[0].get("code") == "resumed_elsewhere"]

@@ -212,7 +212,7 @@ async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
     deleted = await Client(at, "DELETE", f"{RESPONSES}/{response_id}").answer()
     assert deleted["deleted"] is True
     if elsewhere:
-        await mesh.save()  # it learns of it
+        await mesh.saver.save_all()  # it learns of it
     rest = await events_of(client)
     assert rest[-1].data["type"] == "response.failed"
     await until(lambda: not mesh.open)

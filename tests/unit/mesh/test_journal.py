@@ -18,6 +18,8 @@ from structlog.testing import capture_logs
 from spotwise.core.costs.batching import Batch, BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost, PiecewiseLinear, TableIterationCost
 from spotwise.core.gateway import commands as g
+from spotwise.core.gateway import keeping as k
+from spotwise.core.gateway.kept_request import KeptEnding
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
@@ -55,7 +57,14 @@ class Recorder:
         assert journal is not None
         self.journal = journal
         nothing: dict[type, Callable[[Any], None]] = dict.fromkeys(
-            [m.Send, m.RecordLedger, *g.GatewayCommand.__args__, *c.WorkerCommand.__args__], lambda command: None
+            [
+                m.Send,
+                m.RecordLedger,
+                *g.GatewayCommand.__args__,
+                *k.KeepingCommand.__args__,
+                *c.WorkerCommand.__args__,
+            ],
+            lambda command: None,
         )
         self.loop = RoleLoop(self.role, self.clock, nothing, self.journal)
 
@@ -131,6 +140,25 @@ def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
     assert done.difference is None
     assert done.events == 8
     assert done.commands == 7
+
+
+def test_the_owner_of_kept_requests_decides_again_what_it_decided(tmp_path: Path) -> None:
+    """From its take-over of another gateway's request to the end that the store refuses."""
+    recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), k.KeepingRole, 30.0, 600.0)
+    turn, ending = k.Turn("r", "1 g/7"), KeptEnding("failed", 503, "mesh_full", "All workers are full.")
+    recorder.feed(
+        k.RequestOwned(turn, is_resumable=True),
+        k.ReaderJoined(turn),
+        k.ReaderLeft(turn),
+        k.WaitEnded(turn, 1),
+        k.ChoicesEnded(turn, ending),
+        k.RequestLost(turn),
+    )
+    recorder.journal.close()
+    (source,) = find_journals(tmp_path)
+    done = replay(source)
+    assert done.difference is None
+    assert (done.events, done.commands) == (6, 5)
 
 
 class Moves:

@@ -100,6 +100,9 @@ class KeptEnding:
     message: str = ""
 
 
+FINISHED, CANCELLED = KeptEnding("finished"), KeptEnding("cancelled")
+
+
 @dataclass(frozen=True, slots=True)
 class KeptAttempt:
     """The latest attempt of a choice, and when its tokens end, as its gateway had fitted that to the workers."""

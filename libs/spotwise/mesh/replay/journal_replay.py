@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 from spotwise.core.fleet.keeper.events import FleetKeeperEvent
 from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.gateway.commands import GatewayEvent
+from spotwise.core.gateway.keeping import KeepingEvent, KeepingRole
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.planner.commands import PlannerEvent
@@ -36,6 +37,7 @@ _ROLES: Mapping[str, tuple[type, Any]] = {
     for role, events in (
         (FleetKeeperRole, FleetKeeperEvent),
         (GatewayRole, GatewayEvent),
+        (KeepingRole, KeepingEvent),
         (PlannerRole, PlannerEvent),
         (SchedulerRole, SchedulerEvent),
         (SpotWatcherRole, SpotWatcherEvent),

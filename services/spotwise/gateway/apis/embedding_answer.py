@@ -21,7 +21,7 @@ from starlette.types import Receive, Scope, Send
 from spotwise.core.requests.request import FinishReason
 from spotwise.gateway.access.quotas import Reservation
 from spotwise.gateway.apis.embedding_request import PreparedEmbeddings
-from spotwise.gateway.generate.answer import Generate
+from spotwise.gateway.generate.generation import Generate
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.prepared_request import PreparedSequence
 from spotwise.http.errors import GenerationError

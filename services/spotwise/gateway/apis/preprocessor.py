@@ -28,14 +28,13 @@ from spotwise.gateway.apis.items_writer import ItemsWriter
 from spotwise.gateway.apis.messages import prepare_message
 from spotwise.gateway.apis.messages_writer import MessagesWriter
 from spotwise.gateway.apis.responses import prepare_response, previous_response
-from spotwise.gateway.generate.answer import Generate, GenerationResponse, choices_of
+from spotwise.gateway.generate.answer import AnswerTerms, GenerationResponse, choices_of
 from spotwise.gateway.generate.answer_work import AnswerWork, AnswerWriter
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.choice import Choice
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest, PreparedSequence, RequestTerms
 from spotwise.gateway.generate.score_limits import ScoreRoom
-from spotwise.gateway.generate.stream_position import StreamPosition
 from spotwise.gateway.resume.kept_forms import KEEPING_HEADERS, hash_of_body
 from spotwise.gateway.resume.stored_responses import (
     Continuation,
@@ -166,35 +165,15 @@ class Preprocessor:
         """Prepare a kept request again, with its ids and seeds; raises `ApiError`, a 409, where it has other prompts here."""
         return await self._prepare_body(form.endpoint, RequestTerms.of_kept(form), form.body.encode())
 
-    def response(
-        self,
-        endpoint: str,
-        prepared: PreparedRequest,
-        generate: Generate,
-        arrived_s: float,
-        position: StreamPosition | None = None,
-        ended: Callable[[BaseException | None], None] = lambda error: None,
-        headers: Mapping[str, str] | None = None,
-        reservation: Reservation | None = None,
-        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
-        *,
-        outlives_connection: bool = False,
-    ) -> GenerationResponse:
-        """Return the response of a prepared request; see `GenerationResponse`."""
+    def response(self, endpoint: str, terms: AnswerTerms) -> GenerationResponse:
+        """Return the response of a prepared request."""
+        prepared = terms.prepared
         return GenerationResponse(
-            prepared,
+            terms,
             self.answer_writer(endpoint, prepared),
-            generate,
             self._text,
             self._metrics,
-            arrived_s,
-            position,
-            ended,
-            headers,
-            reservation,
             self._keeping(prepared),
-            explained,
-            outlives_connection=outlives_connection,
             work=self.work_of(prepared.scope),
             room=self.room,
             silence_s=self._options.stream_keep_alive_s,

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from spotwise.gateway.generate.answer_work import (
     scores_of_piece,
 )
 from spotwise.gateway.generate.choice import Choice, ChoiceText
-from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec, TextEndedError
+from spotwise.gateway.generate.generation import Generate, GeneratedTokens, TextEndedError
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.prepared_request import PreparedRequest, PreparedSequence
 from spotwise.gateway.generate.score_limits import ScoreRoom
@@ -88,28 +88,43 @@ class ReplayedChoice:
         return following
 
 
-#: As `Generation.generate`.
-Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]
+@dataclass(frozen=True, slots=True)
+class AnswerTerms:
+    """How one connection is answered.
+
+    Attributes:
+        prepared: the sequences to generate.
+        generate: gives their tokens.
+        arrived_s: `time.monotonic()` when the request came.
+        reservation: what the request has taken of its key's limits; it is settled at the end.
+        headers: headers of the response.
+        position: what the client has of a stream, which continues after it; events carry no ids where there is none.
+        ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
+        explained: says of an error that ends the answer what the client is to know.
+        outlives_connection: the request continues where its client leaves, and its reservation with it.
+    """
+
+    prepared: PreparedRequest
+    generate: Generate
+    arrived_s: float
+    reservation: Reservation = field(default_factory=Reservation)
+    headers: Mapping[str, str] = field(default_factory=dict)
+    position: StreamPosition | None = None
+    ended: Callable[[BaseException | None], None] | None = None
+    explained: Callable[[Exception], Awaitable[Exception]] | None = None
+    outlives_connection: bool = False
 
 
 class GenerationResponse(Response):
     """The response of a prepared request.
 
     Args:
-        prepared: the sequences to generate.
-        answer_format: the endpoint's.
-        generate: gives the tokens of a sequence, from the first on.
+        terms: what is generated, and for whom.
+        answer_writer: the endpoint's.
         text: tokenizer of the model.
         metrics: the gateway's.
-        arrived_s: `time.monotonic()` when the request came.
-        position: what the client has of a stream, which continues after it; events carry no ids where there is none.
-        ended: called once with the error that ended the answer, if any; `CancelledError` where the client left.
-        headers: headers of the response.
-        reservation: what the request has taken of its key's limits; it is settled at the end.
         keep: awaited with the body of the whole answer, before the client learns that it is whole; gives whether it is kept,
             and the answer says where not.
-        outlives_connection: the request continues where its client leaves, and its reservation with it.
-        explained: says of an error that ends the answer what the client is to know.
         work: where the answer is written.
         room: for its log-probabilities.
         silence_s: after which a stream gets a comment; 0: never.
@@ -117,43 +132,33 @@ class GenerationResponse(Response):
 
     def __init__(
         self,
-        prepared: PreparedRequest,
+        terms: AnswerTerms,
         answer_writer: AnswerWriter,
-        generate: Generate,
         text: ChatText,
         metrics: GatewayMetrics,
-        arrived_s: float,
-        position: StreamPosition | None = None,
-        ended: Callable[[BaseException | None], None] = lambda error: None,
-        headers: Mapping[str, str] | None = None,
-        reservation: Reservation | None = None,
         keep: Callable[[bytes], Awaitable[bool]] | None = None,
-        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
         *,
-        outlives_connection: bool = False,
         work: AnswerWork,
         room: ScoreRoom,
         silence_s: float,
     ) -> None:
         super().__init__()
-        self._reservation = reservation or Reservation()
-        self._outlives_connection = outlives_connection
-        self._prepared = prepared
+        self._terms = terms
+        self._prepared = terms.prepared
         self._format = answer_writer
-        self._generate = generate
-        self._position = position
+        self._metrics = metrics
+        self._keep = keep
         self._work = work
         self._room = room
         self._silence_s = silence_s
-        self._ended = ended
-        self._keep = keep
-        self._explained = explained
-        self._answer_headers = {"X-Request-Id": prepared.request_id, **self._reservation.headers, **(headers or {})}
-        self._warn(warning_of(prepared.ignored))
-        self._metrics = metrics
-        self._arrived_s = arrived_s
+        self._answer_headers = {
+            "X-Request-Id": terms.prepared.request_id,
+            **terms.reservation.headers,
+            **terms.headers,
+        }
+        self._warn(warning_of(terms.prepared.ignored))
         self._error: BaseException | None = None
-        self._choices = choices_of(prepared, text)
+        self._choices = choices_of(terms.prepared, text)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one connection; see the ASGI specification."""
@@ -162,9 +167,10 @@ class GenerationResponse(Response):
         try:
             await run_while_connected(receive, self._watched(work))
         finally:
-            if not self._outlives_connection:
+            if not self._terms.outlives_connection:
                 self._settle()
-            self._ended(self._error)
+            if self._terms.ended is not None:
+                self._terms.ended(self._error)
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
         try:
@@ -181,24 +187,25 @@ class GenerationResponse(Response):
             raise
 
     async def _explanation(self, error: Exception) -> Exception:
-        return error if self._explained is None else await self._explained(error)
+        return error if self._terms.explained is None else await self._terms.explained(error)
 
     def _settle(self) -> None:
         """Give back what was reserved and not used."""
-        self._reservation.settle(sum(choice.output_tokens for choice in self._choices), self._error)
+        self._terms.reservation.settle(sum(choice.output_tokens for choice in self._choices), self._error)
 
     def _pieces(self) -> Any:
-        had = [None] * len(self._choices) if self._position is None else [replace(c) for c in self._position.choices]
+        position = self._terms.position
+        had = [None] * len(self._choices) if position is None else [replace(each) for each in position.choices]
         of_choices = zip(self._prepared.sequences, self._choices, had, strict=True)
         return aclosing(interleave([self._run(index, *each) for index, each in enumerate(of_choices)]))
 
     async def _run(
         self, index: int, sequence: PreparedSequence, choice: Choice, had: ChoicePosition | None
     ) -> AsyncGenerator[ChoiceText, None]:
-        timeline, by_token = self._metrics.sequence(self._arrived_s, sequence.spec), self._format.BY_TOKEN
+        timeline, by_token = self._metrics.sequence(self._terms.arrived_s, sequence.spec), self._format.BY_TOKEN
         ended = "error"
         try:
-            async with aclosing(self._generate(sequence.choice_id, sequence.spec)) as batches:
+            async with aclosing(self._terms.generate(sequence.choice_id, sequence.spec)) as batches:
                 replay = None
                 if had is not None and (had.tokens or had.has_end):
                     replay = ReplayedChoice(choice, had, partial(self._format.collect, index), by_token=by_token)
@@ -266,7 +273,7 @@ class GenerationResponse(Response):
             self._answer_headers[WARNING_HEADER] = "; ".join(filter(None, warnings))
 
     async def _send_stream(self, send: Send) -> None:
-        stream = EventStream(send, self._position, self._format.KEEP_ALIVE, self._silence_s)
+        stream = EventStream(send, self._terms.position, self._format.KEEP_ALIVE, self._silence_s)
         try:
             async with self._pieces() as pieces:
                 index, piece = await anext(pieces)

@@ -6,7 +6,7 @@ the mesh frees its KV.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -113,6 +113,12 @@ class MeshHealth:
 
 class TextEndedError(Exception):
     """Thrown into a generator that its user closes because a stop string has ended the text; it passes through."""
+
+
+#: Gives the tokens of a sequence, from the first on: from a choice's id and what to run. All that generates has this shape: the
+#: mesh, which saves the tokens of kept requests (`mesh/client.py`), the log that many connections read (`request_log.py`), and
+#: what is whole in the store (`kept_forms.py`). Errors and closing are as in `Generation.generate`.
+Generate = Callable[[str, SequenceSpec], AsyncGenerator[GeneratedTokens, None]]
 
 
 class Generation(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from collections.abc import AsyncGenerator, Iterable
 from dataclasses import replace
 from typing import get_args
 
@@ -90,6 +90,7 @@ class MeshGeneration:
     Attributes:
         ends_soon: the process has been told to end, and serves on for a moment.
         is_leaving: the process ends: the requests that it cancels continue elsewhere.
+        saver: saves the tokens of kept requests as workers send them, whether or not their clients read.
     """
 
     ends_soon = False
@@ -104,9 +105,9 @@ class MeshGeneration:
         )
         self._knew_scheduler = False
         self._streams: dict[str, TokenStream] = {}
-        self._saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
+        self.saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
         self._attempts = AttemptOrders(
-            host, terms, self._role.is_open, self._most_kv_tokens, self._saver, lambda event: self._loop.feed(event)
+            host, terms, self._role.is_open, self._most_kv_tokens, self.saver, lambda event: self._loop.feed(event)
         )
         self._loop = RoleLoop(
             self._role,
@@ -145,7 +146,7 @@ class MeshGeneration:
         await self._host.listen(subjects.HEARTBEATS, self._on_message)
         self._host.bus.when_reconnected(lambda: self._loop.feed(g.BusReconnected()))
         self._host.keep_time(TICK_S, self._tick)
-        self._host.every(SAVE_EVERY_S, self._saver.save_all, "save_tokens")
+        self._host.every(SAVE_EVERY_S, self.saver.save_all, "save_tokens")
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:
         """Generate one sequence; closing the generator cancels its work."""
@@ -157,7 +158,7 @@ class MeshGeneration:
             self.step_down(choice_id)  # two connections resume it at once: the later one has it
         self._streams[choice_id] = stream
         if spec.owner:
-            self._saver.watch(choice_id, spec.owner, earlier)
+            self.saver.watch(choice_id, spec.owner, earlier)
         if earlier is None:
             self._record_names(choice_id, spec.client_request_id)
             sizes = len(spec.prompt_token_ids), spec.stop.max_new_tokens
@@ -192,21 +193,6 @@ class MeshGeneration:
             prompt_tokens = len(stream.spec.prompt_token_ids)
             ids = stream.choice_id, prompt_tokens, earlier.epoch, earlier.token_ids
             self._loop.feed(g.RequestResumed(*ids, earlier.model_digest, stream.spec.deadline_unix_s))
-
-    async def save(self, *choice_ids: str) -> None:
-        """Save the tokens of kept requests, of all without ids, that are not saved yet; raises `MeshError`."""
-        await (self._saver.save(*choice_ids) if choice_ids else self._saver.save_all())
-
-    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
-        """Remember the tokens of choices no longer, which their owner has saved."""
-        for choice_id in choice_ids:
-            self._saver.forget(choice_id, owner)
-
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
-        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
-        they are to be.
-        """
-        self._saver.when_forgotten(forgotten)
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
         """Return the attempts of those choices that run here and were submitted."""
@@ -297,7 +283,7 @@ class MeshGeneration:
 
     def _deliver(self, command: g.Deliver) -> None:
         self._observe_queue_time(command)
-        self._saver.add(command.choice_id, command.tokens)
+        self.saver.add(command.choice_id, command.tokens)
         cached_tokens, prefill_s = self._cached_tokens(command), self._prefill_s(command)
         ids = command.choice_id, command.tokens, command.finish_reason
         self._put(command.choice_id, generated(*ids, cached_tokens, prefill_s))

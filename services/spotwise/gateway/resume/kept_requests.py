@@ -8,24 +8,25 @@ its client, and its answer is kept for a while; any other one is cancelled when 
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import Coroutine
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import MappingProxyType
 
 from starlette.requests import Request
 from starlette.responses import Response
 
 from spotwise.core.access.store_budget import Kind, RoomVerdict
-from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptState, owner_of, turn_of
+from spotwise.core.gateway.commands import FAIL_TAKEN
+from spotwise.core.gateway.keeping import Resumption
+from spotwise.core.gateway.kept_request import CANCELLED, KeptRequest, KeptState, owner_of, process_of, turn_of
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.gateway.access.auth import caller_scope, key_name
 from spotwise.gateway.access.quotas import Continued, Reservation
-from spotwise.gateway.generate.answer import Generate, GenerationResponse
+from spotwise.gateway.generate.answer import AnswerTerms
+from spotwise.gateway.generate.generation import EarlierTokens
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.generate.prepared_request import PreparedBody, PreparedRequest
 from spotwise.gateway.generate.stream_position import StreamPosition
@@ -38,62 +39,35 @@ from spotwise.gateway.resume.kept_forms import (
     saved_tokens,
     tokens_to_go_on,
 )
-from spotwise.gateway.resume.owners import Owners
-from spotwise.gateway.resume.ports import KeepingGeneration, KeepingLimits, KeepingStore, RequestPreprocessor
-from spotwise.gateway.resume.request_log import CANCELLED, RequestLog, cancelled, ending_of
-from spotwise.gateway.resume.store_turns import StoreTurns
+from spotwise.gateway.resume.owned_requests import OwnedRequest, OwnedRequests
+from spotwise.gateway.resume.ports import RequestPreprocessor
+from spotwise.gateway.resume.request_log import cancelled
 from spotwise.gateway.schema.parameters import WARNING_HEADER
 from spotwise.http.errors import ApiError, GenerationError, bad_request
 from spotwise.http.request_ids import name_request
 
-#: How long a stream that is not resumable is kept after its end, for a client whose gateway died with the last events.
-ENDED_STREAM_KEPT_S = 30.0
 _IDEMPOTENCY_KEY = re.compile(r"[\x21-\x7e]{1,255}")
-
-
-@dataclass(slots=True)
-class _Running:
-    form: KeptRequest
-    prepared: PreparedRequest
-    reservation: Reservation
-    log: RequestLog | None = None
-
-    @property
-    def owner(self) -> str:
-        """Its owner as the store knows it, unless it was taken over; empty where it has ended."""
-        return self.prepared.sequences[0].spec.owner
+_REPLAYED: Mapping[str, str] = {"Idempotent-Replayed": "true"}
 
 
 class KeptRequests:
-    """The kept requests of a gateway.
+    """The kept requests, as their callers meet them at one gateway.
 
     Args:
-        generation: the mesh.
-        store: keeps them.
+        running: those that this gateway owns.
         metrics: the gateway's.
-        limits: this process and its patience.
         preprocessor: from bodies to prepared requests and answers.
     """
 
-    def __init__(
-        self,
-        generation: KeepingGeneration,
-        store: KeepingStore,
-        metrics: GatewayMetrics,
-        limits: KeepingLimits,
-        preprocessor: RequestPreprocessor,
-    ) -> None:
-        self._generation = generation
-        self._store = store
-        self._preprocessor = preprocessor
+    def __init__(self, running: OwnedRequests, metrics: GatewayMetrics, preprocessor: RequestPreprocessor) -> None:
+        self._running = running
+        self._generation = running.generation
+        self._store = running.store
+        self._turns = running.turns
+        self._process = running.limits.process
+        self._owner = owner_of(self._process)
         self._metrics = metrics
-        self._limits = limits
-        self._owner = owner_of(limits.process)
-        self._turns = StoreTurns(limits.store_timeout_s)
-        self._owners = Owners(store, self._turns, limits.process)
-        self._running: dict[str, _Running] = {}
-        self._tasks = set[asyncio.Task[None]]()
-        generation.when_forgotten(self._keep_again)
+        self._preprocessor = preprocessor
 
     async def respond(self, request: Request, prepared_body: PreparedBody, arrived_s: float) -> Response:
         """Answer a request for a new answer, or for one that the caller began before.
@@ -115,11 +89,9 @@ class KeptRequests:
             if known is not None:
                 return await self._go_on(request, known.request.request_id, None, arrived_s, body_hash=body_hash)
         reservation = await self._preprocessor.reserve(request, prepared)
+        not_kept = AnswerTerms(prepared, self._generation.generate, arrived_s, reservation)
         if not prepared.stream and not is_resumable:
-            generate = self._generation.generate
-            return self._preprocessor.response(
-                prepared_body.endpoint, prepared, generate, arrived_s, reservation=reservation
-            )
+            return self._preprocessor.response(prepared_body.endpoint, not_kept)
         form = form_of(prepared_body, key_name=key_name(request), claim=claim, is_resumable=is_resumable)
         try:
             kept = await self._turns.result(self._store.keep_request(form, self._owner))
@@ -133,11 +105,10 @@ class KeptRequests:
             return await self._go_on(request, kept.request.request_id, None, arrived_s, body_hash=body_hash)
         if kept is not RoomVerdict.KEPT:
             self._metrics.count_not_kept(Kind.REQUESTS)
-            warning = {WARNING_HEADER: "not kept"}
-            ids = prepared_body.endpoint, prepared, self._generation.generate, arrived_s
-            return self._preprocessor.response(*ids, headers=warning, reservation=reservation)
-        running = _Running(form, owned(prepared, self._owner), reservation)
-        return self._begin(running, _resumable(request, running.prepared), None, arrived_s)
+            not_kept = replace(not_kept, headers={WARNING_HEADER: "not kept"})
+            return self._preprocessor.response(prepared_body.endpoint, not_kept)
+        running = self._running.begin(form, owned(prepared, self._owner), reservation)
+        return self._response(running, _with_positions(request, running.prepared), None, arrived_s)
 
     async def resume(self, request: Request, request_id: str, arrived_s: float) -> Response:
         """Stream an answer that the caller began before, from its `Last-Event-ID` on; raises as `respond`."""
@@ -154,8 +125,7 @@ class KeptRequests:
             ApiError: 404, there is none.
             GenerationError: the store is away.
         """
-        if (running := self._running.get(request_id)) is not None:
-            await self._turns.result(self._generation.save(*_choice_ids(running.prepared)))
+        await self._running.save(request_id)
         kept = await self._turns.result(self._store.get_request(request_id))
         if kept is None or kept.request.scope != caller_scope(request):
             raise unknown_request(request_id)
@@ -168,22 +138,19 @@ class KeptRequests:
     async def cancel(self, request: Request, request_id: str) -> None:
         """Cancel a request of the caller's, wherever it runs; raises as `state`."""
         kept = await self.state(request, request_id)
-        running = self._running.get(request_id)
-        if running is not None and running.log is not None and running.owner == kept.owner:
-            running.log.cancel()
-            await running.log.over
+        if (running := self._running.joinable(kept)) is not None:
+            await self._running.cancel(running)
             kept = await self.state(request, request_id)
         if kept.ending is not None:
             return
-        taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
+        taken = await self._turns.result(self._store.take_request(request_id, self._process))
         attempts = {} if taken is None or taken.ending is not None else taken.attempts
         try:  # the ending first: the gateway that streams it tells its client why it has ended
             if taken is not None and taken.ending is None:
-                kept_s = self._kept_s(kept.request)
+                kept_s = self._running.role.kept_s(is_resumable=kept.request.is_resumable)
                 await self._turns.result(self._store.end_request(kept.request, taken.owner, CANCELLED, kept_s))
         finally:
-            if (running := self._running.get(request_id)) is not None:
-                self._step_down(running)
+            self._running.lose(request_id)
         for choice_id, attempt in attempts.items():
             self._generation.close(choice_id, attempt.epoch)
 
@@ -213,153 +180,111 @@ class KeptRequests:
             message = "The body differs from that of the request which this key or event id belongs to."
             raise ApiError(422, message, code="idempotency_mismatch")
         name_request(request, request_id)
-        running = self._running.get(request_id)
-        if running is None or running.log is None or running.owner != kept.owner:
-            running = None
+        running = self._running.joinable(kept)
         prepared = await self._preprocessor.prepare_again(kept.request) if running is None else running.prepared
         if position is not None and len(position.choices) != len(prepared.sequences):
             raise bad_request("'Last-Event-ID' is of another request.", code="invalid_event_id")
         if running is None:
-            running = await self._taken(request, kept, prepared)
-        prepared = _resumable(request, replace(running.prepared, stream=True) if as_stream else running.prepared)
+            running, prepared = await self._taken(request, kept, prepared)
+        prepared = _with_positions(request, replace(prepared, stream=True) if as_stream else prepared)
         self._metrics.count_resumed()
-        return self._begin(running, prepared, position, arrived_s, {"Idempotent-Replayed": "true"})
+        if running is not None:
+            return self._response(running, prepared, position, arrived_s, _REPLAYED)
+        at = _position(prepared, position)
+        terms = AnswerTerms(prepared, saved_tokens, arrived_s, headers=_REPLAYED, position=at)
+        return self._preprocessor.response(kept.request.endpoint, terms)
 
-    async def _keep_again(self, request_id: str) -> bool:
-        """Keep a request that the store has forgotten; return whether its tokens may follow. Raises `MeshError`."""
-        if (running := self._running.get(request_id)) is None or not running.owner:
-            return True  # it ends
-        attempts = self._generation.attempts(_choice_ids(running.prepared))
-        known = await self._store.keep_request(running.form, running.owner, attempts)
-        if isinstance(known, KeptState) or known is RoomVerdict.KEPT:
-            return True
-        self._metrics.count_not_kept(Kind.REQUESTS)
-        return False
-
-    async def _taken(self, request: Request, kept: KeptState, prepared: PreparedRequest) -> _Running:
-        """Take a request over, or its answer where that is whole."""
-        request_id, reservation = kept.request.request_id, Reservation()
-        if kept.ending is None:
-            is_alive = await self._owners.is_alive(kept.owner)
-            continued = Continued(kept.saved_tokens, is_alive, turn_of(kept.owner) == 0)
-            reservation = await self._preprocessor.reserve(request, prepared, continued)
-            try:
-                taken = await self._turns.result(self._store.take_request(request_id, self._limits.process))
-            except BaseException:
-                reservation.cancel()
-                raise
-            if taken is None or taken.ending is not None:
-                reservation.cancel()
-            if taken is None:
-                raise unknown_request(request_id)
-            kept = taken
-            if (running := self._running.get(request_id)) is not None:
-                self._step_down(running)
-        if kept.ending is not None and kept.ending.state == "failed":
+    async def _taken(
+        self, request: Request, kept: KeptState, prepared: PreparedRequest
+    ) -> tuple[OwnedRequest | None, PreparedRequest]:
+        """Take a request over; return it, or `None` where its answer is whole, and what is prepared with its tokens so far."""
+        reservation = Reservation()
+        if self._running.role.resumption(kept) is Resumption.TAKE:
+            kept, reservation = await self._take(request, kept, prepared)
+        resumption = self._running.role.resumption(kept)
+        if kept.ending is not None and resumption is Resumption.REFUSE_FAILED:
             raise GenerationError(kept.ending.status, kept.ending.code, kept.ending.message)
-        if kept.ending is not None and kept.ending.state != "finished":
+        if resumption is Resumption.REFUSE_CANCELLED:
             raise ApiError(409, "This request was cancelled; send it anew.", code="cancelled")
-        work, size_bytes = self._preprocessor.work_of(kept.request.scope), sum(map(len, kept.chunks))
-        read = tokens_to_go_on if kept.ending is None else read_chunks
         try:
-            earlier = await work.read(size_bytes, partial(read, kept.chunks, len(prepared.sequences)))
+            earlier = await self._earlier_tokens(kept, prepared)
         except BaseException:
             reservation.cancel()
             raise
-        if kept.ending is not None:
-            return _Running(kept.request, owned(prepared, "", earlier), Reservation())
-        attempts = [kept.attempts.get(choice_id) for choice_id in _choice_ids(prepared)]
-        earlier = [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
+        if resumption is Resumption.REPLAY:
+            return None, owned(prepared, "", earlier)
         reservation.earlier_tokens = kept.saved_tokens
-        return _Running(kept.request, owned(prepared, kept.owner, earlier), reservation)
+        running = self._running.begin(kept.request, owned(prepared, kept.owner, earlier), reservation)
+        return running, running.prepared
 
-    def _begin(
+    async def _take(
+        self, request: Request, kept: KeptState, prepared: PreparedRequest
+    ) -> tuple[KeptState, Reservation]:
+        """Become the owner of a request that has not ended; return what is kept of it then, and what it has reserved."""
+        request_id = kept.request.request_id
+        continued = Continued(kept.saved_tokens, await self._is_alive(kept.owner), turn_of(kept.owner) == 0)
+        reservation = await self._preprocessor.reserve(request, prepared, continued)
+        try:
+            taken = await self._turns.result(self._store.take_request(request_id, self._process))
+        except BaseException:
+            reservation.cancel()
+            raise
+        if taken is None or taken.ending is not None:
+            reservation.cancel()
+        if taken is None:
+            raise unknown_request(request_id)
+        self._running.lose(request_id)
+        return taken, reservation
+
+    async def _is_alive(self, owner: str) -> bool:
+        """Tell whether an owner's process lives, as far as is known: a registration outlives it for seconds."""
+        process = process_of(owner)
+        if process == self._process:
+            return True
+        member_id, _, incarnation = process.partition("/")
+        members = await self._turns.result(self._store.registered([member_id]))
+        return any(str(each.incarnation) == incarnation for each in members)
+
+    async def _earlier_tokens(self, kept: KeptState, prepared: PreparedRequest) -> list[EarlierTokens]:
+        """Return the tokens that are kept of each choice, with its latest attempt where the request continues."""
+        work, size_bytes = self._preprocessor.work_of(kept.request.scope), sum(map(len, kept.chunks))
+        read = tokens_to_go_on if kept.ending is None else read_chunks
+        earlier = await work.read(size_bytes, partial(read, kept.chunks, len(prepared.sequences)))
+        if kept.ending is not None:
+            return earlier
+        attempts = [kept.attempts.get(sequence.choice_id) for sequence in prepared.sequences]
+        return [after_attempt(*each) for each in zip(earlier, attempts, strict=True)]
+
+    def _response(
         self,
-        running: _Running,
+        running: OwnedRequest,
         prepared: PreparedRequest,
         position: StreamPosition | None,
         arrived_s: float,
-        headers: dict[str, str] | None = None,
-    ) -> GenerationResponse:
-        form = running.form
-        is_over = not running.owner
-        if form.is_resumable and running.log is None and not is_over:
-            running.log = RequestLog(
-                self._generation,
-                prepared,
-                self._limits.resume_s,
-                running.reservation,
-                lambda ending: self._end(running, ending),
-            )
-        if not is_over:
-            self._running[form.request_id] = running
-        generate: Generate = self._generation.generate if running.log is None else running.log.generate
-        if is_over:
-            generate = saved_tokens
-
-        def ended(error: BaseException | None) -> None:
-            if running.log is None and not is_over:
-                self._spawn(self._end(running, ending_of(error)))
-
-        if position is None and prepared.sends_positions:
-            position = StreamPosition.start(form.request_id, len(prepared.sequences))
-        return self._preprocessor.response(
-            form.endpoint,
+        headers: Mapping[str, str] = MappingProxyType({}),
+    ) -> Response:
+        terms = AnswerTerms(
             prepared,
-            generate,
+            partial(self._running.generate, running),
             arrived_s,
-            position if prepared.stream else None,
-            ended,
-            headers,
             running.reservation,
-            partial(self._explained, form.request_id),
-            outlives_connection=running.log is not None,
+            headers,
+            _position(prepared, position),
+            partial(self._running.connection_ended, running),
+            partial(self._explained, running.form.request_id),
+            outlives_connection=running.form.is_resumable,
         )
+        return self._preprocessor.response(running.form.endpoint, terms)
 
     async def _explained(self, request_id: str, error: Exception) -> Exception:
         """Return why a request ended here: one that another owner has was resumed, or cancelled."""
-        if not isinstance(error, GenerationError) or error.code != g.FAIL_TAKEN:
+        if not isinstance(error, GenerationError) or error.code != FAIL_TAKEN:
             return error
         with suppress(GenerationError):
             kept = await self._turns.result(self._store.get_request(request_id))
             if kept is not None and kept.ending == CANCELLED:
                 return cancelled()
         return error
-
-    async def _end(self, running: _Running, ending: KeptEnding) -> None:
-        try:
-            await self._store_ending(running, ending)
-        finally:
-            self._generation.forget(_choice_ids(running.prepared), running.owner)
-
-    async def _store_ending(self, running: _Running, ending: KeptEnding) -> None:
-        if self._running.get(running.form.request_id) is not running:
-            return  # taken over
-        if self._generation.is_leaving and ending.state == "cancelled":
-            return
-        try:
-            await self._turns.result(self._generation.save(*_choice_ids(running.prepared)))
-            await self._turns.result(
-                self._store.end_request(running.form, running.owner, ending, self._kept_s(running.form))
-            )
-        except GenerationError:
-            return  # it expires
-        finally:
-            if self._running.get(running.form.request_id) is running:
-                del self._running[running.form.request_id]
-
-    def _step_down(self, running: _Running) -> None:
-        del self._running[running.form.request_id]
-        for choice_id in _choice_ids(running.prepared):
-            self._generation.step_down(choice_id)
-
-    def _kept_s(self, form: KeptRequest) -> float:
-        return self._limits.answer_kept_s if form.is_resumable else ENDED_STREAM_KEPT_S
-
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
 
 
 def unknown_request(request_id: str) -> ApiError:
@@ -384,11 +309,14 @@ def _idempotency_key(request: Request) -> str:
     return key
 
 
-def _resumable(request: Request, prepared: PreparedRequest) -> PreparedRequest:
+def _with_positions(request: Request, prepared: PreparedRequest) -> PreparedRequest:
     """Return the request of a stream with positions where the request's headers ask for them."""
     asks = request.headers.get("x-resume", "").strip().lower() in ("true", "1")
     return replace(prepared, sends_positions=True) if asks else prepared
 
 
-def _choice_ids(prepared: PreparedRequest) -> list[str]:
-    return [sequence.choice_id for sequence in prepared.sequences]
+def _position(prepared: PreparedRequest, position: StreamPosition | None) -> StreamPosition | None:
+    """Return where the client is in a stream; `None` where it gets no positions."""
+    if position is None and prepared.sends_positions:
+        position = StreamPosition.start(prepared.request_id, len(prepared.sequences))
+    return position if prepared.stream else None

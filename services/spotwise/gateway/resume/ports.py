@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from starlette.requests import Request
+from starlette.responses import Response
 
 from spotwise.core.gateway.kept_request import KeptAttempt, KeptRequest
 from spotwise.core.messages.members import Member
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.gateway.access.quotas import Continued, Reservation
-from spotwise.gateway.generate.answer import Generate, GenerationResponse
+from spotwise.gateway.generate.answer import AnswerTerms
 from spotwise.gateway.generate.answer_work import AnswerWork
 from spotwise.gateway.generate.generation import Generation
 from spotwise.gateway.generate.prepared_request import PreparedRequest
-from spotwise.gateway.generate.stream_position import StreamPosition
+from spotwise.gateway.resume.token_saver import TokenSaver
 from spotwise.mesh.ports.requests import KeptRequestStore
 
 
@@ -39,22 +40,15 @@ class KeepingGeneration(Generation, Protocol):
     def is_leaving(self) -> bool:
         """Whether what is cancelled here goes on elsewhere."""
 
-    async def save(self, *choice_ids: str) -> None:
-        """Save now what is not saved yet; raises `MeshError`."""
+    @property
+    def saver(self) -> TokenSaver:
+        """What saves their tokens."""
 
     def step_down(self, choice_id: str) -> None:
         """End a choice here: it has another owner."""
 
     def close(self, choice_id: str, epoch: int) -> None:
         """End a choice that runs at no gateway, with all its attempts up to `epoch`."""
-
-    def forget(self, choice_ids: Iterable[str], owner: str) -> None:
-        """Remember the tokens of choices no longer, which their owner has saved."""
-
-    def when_forgotten(self, forgotten: Callable[[str], Awaitable[bool]]) -> None:
-        """Await a call for each request that the store has forgotten, before its tokens are saved again; it answers whether
-        they are to be.
-        """
 
     def attempts(self, choice_ids: Iterable[str]) -> Mapping[str, KeptAttempt]:
         """Return the attempts of those choices that run here and were submitted."""
@@ -84,18 +78,5 @@ class RequestPreprocessor(Protocol):
     def work_of(self, scope: str) -> AnswerWork:
         """Return where an answer of a caller's is written."""
 
-    def response(
-        self,
-        endpoint: str,
-        prepared: PreparedRequest,
-        generate: Generate,
-        arrived_s: float,
-        position: StreamPosition | None = None,
-        ended: Callable[[BaseException | None], None] = ...,
-        headers: Mapping[str, str] | None = None,
-        reservation: Reservation | None = None,
-        explained: Callable[[Exception], Awaitable[Exception]] | None = None,
-        *,
-        outlives_connection: bool = False,
-    ) -> GenerationResponse:
-        """Return the response of a prepared request; see `GenerationResponse`."""
+    def response(self, endpoint: str, terms: AnswerTerms) -> Response:
+        """Return the response of a prepared request."""

@@ -22,6 +22,7 @@ from spotwise.gateway.access.auth import READING, BearerAuth
 from spotwise.gateway.access.body_work import BodyWork
 from spotwise.gateway.access.quotas import RATE_LIMIT_HEADERS
 from spotwise.gateway.apis.preprocessor import CHAT, COMPLETIONS, RESPONSES, Preprocessor
+from spotwise.gateway.generate.answer import AnswerTerms
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import Generation
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -91,12 +92,10 @@ def create_app(
         prepared_body = await preprocessor.prepare(request, endpoint)
         if kept is not None:
             return LateAnswer(await kept.respond(request, prepared_body, arrived_s))
-        reservation = await preprocessor.reserve(request, prepared_body.prepared)
-        return LateAnswer(
-            preprocessor.response(
-                endpoint, prepared_body.prepared, generation.generate, arrived_s, reservation=reservation
-            )
-        )
+        prepared = prepared_body.prepared
+        reservation = await preprocessor.reserve(request, prepared)
+        terms = AnswerTerms(prepared, generation.generate, arrived_s, reservation)
+        return LateAnswer(preprocessor.response(endpoint, terms))
 
     @app.post("/v1/chat/completions")
     async def create_chat_completion(request: Request) -> Response:

@@ -13,8 +13,8 @@ from spotwise.gateway.access.auth import key_name
 from spotwise.gateway.apis.embedding_answer import EmbeddingResponse
 from spotwise.gateway.apis.embedding_request import PreparedEmbeddings, prepare_embeddings
 from spotwise.gateway.apis.preprocessor import Preprocessor
-from spotwise.gateway.generate.answer import Generate
 from spotwise.gateway.generate.api_options import ApiOptions
+from spotwise.gateway.generate.generation import Generate
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.http.body import parse_json_object
 from spotwise.http.late_answers import LateAnswer
