@@ -78,7 +78,7 @@ class CostOptions(ModelOptions):
         return None if listed is None else listed[0].of(listed[1], self.zone, self.market, 0.0)
 
 
-def _policy_name(text: str) -> str:
+def simulated_policy_name(text: str) -> str:
     """Return `text` if it names a scheduling policy, live or simulated; raises `BadParameter` otherwise."""
     if text not in SCHEDULING_POLICIES:
         raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, SCHEDULING_POLICIES)))}.")
@@ -95,7 +95,7 @@ class ServingOptions(OptionGroup):
         str | None,
         typer.Option(
             "--policy",
-            parser=_policy_name,
+            parser=simulated_policy_name,
             metavar=f"<{'|'.join(SCHEDULING_POLICIES)}>",
             help="Order of the sequences: fcfs by default; srpt knows answers' lengths.",
         ),

@@ -9,7 +9,7 @@ import typer
 from pydantic import TypeAdapter, ValidationError
 
 from spotwise.cli.launch.worker_options import policy_name
-from spotwise.cli.simulate.options import policy_name as simulated_policy_name
+from spotwise.cli.simulate.run_options import simulated_policy_name
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.scheduling.policies import SCHEDULING_POLICIES, RegisteredPolicy, described_policies
