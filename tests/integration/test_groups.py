@@ -284,7 +284,6 @@ def test_a_dissolved_group_ends_its_iterations(through: GroupExchange, members: 
 
 
 def test_members_of_several_machines_compute_the_same(members: list[Member], tmp_path: Path) -> None:
-    """Through TCP, as if they were on several machines."""
     settings = config(wide_model("llama", tmp_path))
     expected = alone(settings, requests())
     for stages, shards in SHAPES:

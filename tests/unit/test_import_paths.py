@@ -52,7 +52,6 @@ def test_names_are_imported_from_where_they_are_defined() -> None:
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """No two modules define a class of the same name, private names apart."""
     places = defaultdict(list)
     for name, module in modules(*SOURCES):
         for node in module.body:

@@ -24,7 +24,6 @@ PROFILE = replace(BUILT_IN, name="mine", measured=QUICK)
 
 
 def test_a_profile_says_how_far_it_measured() -> None:
-    """The largest iterations, also where they are few."""
     shapes = [BatchShape(tokens, tokens * tokens / 2, 0, 0) for tokens in (16, 32, 64)]
     shapes += [BatchShape(0, 0.0, decodes, decodes * context) for decodes in (1, 2) for context in (40, 60, 80)]
     times = [
@@ -35,7 +34,6 @@ def test_a_profile_says_how_far_it_measured() -> None:
 
 
 def test_a_share_of_the_time_is_named_with_its_causes() -> None:
-    """Shares of each cause, and nothing of a share that rounds to none."""
     beyond = Extrapolation(QUICK, 0.405, {"prompt_tokens": 0.3, "prompt_context": 0.25, "decodes": 0.0001})
     (line,) = extrapolation_lines(PROFILE, beyond)
     assert line.startswith("40.5% of the iterations' time lies beyond what the profile measured")

@@ -41,7 +41,6 @@ def test_what_exceeds_the_range_is_named(shape: BatchShape, exceeded: tuple[str,
 
 @given(st.lists(SHAPES, min_size=1))
 def test_nothing_measured_is_beyond_the_range(shapes: list[BatchShape]) -> None:
-    """And each figure is that of a measured iteration."""
     measured = MeasuredRange.of(shapes)
     assert all(measured.exceeded(shape) == () for shape in shapes)
     for name in RANGES:
@@ -50,7 +49,6 @@ def test_nothing_measured_is_beyond_the_range(shapes: list[BatchShape]) -> None:
 
 
 def test_time_beyond_is_a_share_of_all() -> None:
-    """Time that exceeds two figures counts for each, and once in all."""
     counted = TimeBeyond(RANGE)
     assert counted.extrapolation().share == 0.0
     counted.count(WITHIN, 6.0)

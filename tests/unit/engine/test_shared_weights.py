@@ -195,7 +195,6 @@ def test_a_load_that_fails_leaves_no_file(folder: Path, cache: Path) -> None:
 
 
 def test_of_two_that_come_at_once_one_packs(folder: Path, cache: Path) -> None:
-    """The other waits, and maps what the first has written."""
     model = plain_model(weight=(64, 64))
     packed: list[str] = []
 
@@ -220,7 +219,6 @@ def test_of_two_that_come_at_once_one_packs(folder: Path, cache: Path) -> None:
 def test_two_processes_that_start_together_have_the_same_tokens(
     folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """One writes the file, both use it."""
     with sharing_worker(folder, cache) as one, sharing_worker(folder, cache) as two:
         reported = [answer(one), answer(two)]
     assert reported[0]["tokens"] == reported[1]["tokens"] == tokens_of(load_engine(folder))

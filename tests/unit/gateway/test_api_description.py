@@ -54,7 +54,6 @@ def _described(text: ChatText, options: ApiOptions) -> BaseSchema:
 
 
 def test_all_paths_are_described(described: BaseSchema) -> None:
-    """In valid OpenAPI."""
     described.validate()
     labels = [operation.ok().label for operation in described.get_all_operations()]
     assert sorted(labels) == sorted([*GENERATING, *STORED, *EMBEDDING, *TOKENS, *READING])

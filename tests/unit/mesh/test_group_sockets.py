@@ -176,7 +176,6 @@ async def test_a_recorded_greeting_is_refused() -> None:
 
 
 async def test_connections_that_say_nothing_are_few() -> None:
-    """The oldest makes room, and a member still gets in."""
     async with processes(2) as (members, addresses):
         members[0].join(1, addresses, 0)
         silent = [await asyncio.to_thread(_connected, addresses[0]) for _ in range(MOST_UNGREETED + 10)]

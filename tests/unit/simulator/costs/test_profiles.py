@@ -13,7 +13,6 @@ GOOD = "llama2-70b,a100-80gb,512,4,128,0.9,0.73,196.25,54.75,7168.9,2\n"
 
 
 def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
-    """Durations of a profile are read from milliseconds into seconds."""
     path = tmp_path / "profile.csv"
     path.write_text(HEADER + GOOD)
     (read,) = read_profile(path)
@@ -23,7 +22,6 @@ def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_rows_that_mislead_are_left_out_and_counted() -> None:
-    """Misleading rows are left out and counted by reason; the others keep their order."""
     good = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
     bad = [
         row(512, 1, 0.13, 0.04, hardware="h100-80gb-pcap"),
@@ -53,7 +51,6 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """The error has the line's number and what is wrong."""
     path = tmp_path / "profile.csv"
     path.write_text(text)
     with pytest.raises(ProfileError, match=why):
