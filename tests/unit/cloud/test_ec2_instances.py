@@ -14,8 +14,6 @@ from typing import Any, cast
 import boto3
 import pytest
 from botocore import exceptions as boto
-from moto import mock_aws
-from moto.ec2.models import ec2_backends
 
 from spotwise.cli.fleet_orphans import end_orphans, find_orphans
 from spotwise.cloud import ec2_instances
@@ -60,6 +58,8 @@ def account() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def moto_client(account: None) -> Iterator[Ec2Client]:
     """boto3's client of moto's EC2: opened once, which takes longest."""
+    from moto import mock_aws  # takes a second, which no process should spend that only collects these tests
+
     with mock_aws():
         client = boto3.client("ec2")
         yield client
@@ -69,6 +69,8 @@ def moto_client(account: None) -> Iterator[Ec2Client]:
 @pytest.fixture
 def ec2(moto_client: Any) -> Ec2StandIn:
     """An empty account with a launch template `worker`, capacity for four instances of two types."""
+    from moto.ec2.models import ec2_backends
+
     ec2_backends[ACCOUNT][REGION].reset()
     moto_client.create_launch_template(LaunchTemplateName="worker", LaunchTemplateData={"ImageId": IMAGE})
     return Ec2StandIn(moto_client, 4, (TYPE, OTHER))

@@ -76,4 +76,4 @@ def test_a_body_above_the_limit_is_refused_as_described(text: ChatText, mode: Ge
     """With 413, whether it is right or wrong otherwise."""
     described = _described(text, ApiOptions(MODEL, max_body_bytes=40))
     for label in (*GENERATING, *EMBEDDING, *TOKENS):
-        does_what_it_says(described, label, mode, max_examples=30)
+        does_what_it_says(described, label, mode, max_examples=8)
