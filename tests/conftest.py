@@ -11,7 +11,7 @@ import gc
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 
 # Before testcontainers is imported, which reads it then. Its reaper is one more image; what is started here is removed here.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -37,6 +37,16 @@ settings.load_profile("patient")
 NATS_COMMAND = "nats-server"
 REDIS_COMMAND = "redis-server --bind 0.0.0.0 --protected-mode no --save '' --appendonly no"
 PATIENCE_S = 30.0
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage meanwhile: modules and tests stay, and each process would look at them over and over."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -127,7 +127,6 @@ class BusContract:
         assert heard == [f"{subject}.one", f"{subject}.last"]
 
     async def test_each_request_gets_its_own_answer(self, connect: Connect, subject: str) -> None:
-        """Of twenty concurrent requests over two connections each gets its own answer."""
         server = await connect()
         await server.subscribe(subject, echo)
         clients = [await connect(), await connect()]
@@ -173,7 +172,6 @@ class BusContract:
             await bus.request(subject, b"", 60.0)
 
     async def test_a_listener_that_does_not_answer_is_waited_for_so_long(self, connect: Connect, subject: str) -> None:
-        """The error names the subject and the time."""
         bus = await connect()
         await bus.subscribe(subject, ignore)
         with pytest.raises(ReplyTimeoutError, match=rf"{subject} within 0\.05 s"):
@@ -190,7 +188,6 @@ class BusContract:
         assert await bus.request(subject, largest, 10.0) == largest
 
     async def test_a_handler_that_raises_loses_one_message(self, connect: Connect, subject: str) -> None:
-        """A handler's exception loses that message only, and the next one is handled."""
         bus = await connect()
 
         async def handler(message: BusMessage) -> None:

@@ -66,13 +66,11 @@ class InstanceProviderContract:
         return ids([each for each in await provider.instances() if each.state in HERE])
 
     async def test_a_mesh_begins_with_nothing(self, provider: InstanceProvider) -> None:
-        """A new mesh has no instances, and nothing to release."""
         assert await provider.instances() == []
         await provider.release([])
 
     @pytest.mark.parametrize("market", list(Market))
     async def test_an_order_is_filled_and_shown(self, site: Site, provider: InstanceProvider, market: Market) -> None:
-        """The order's instances have its type, market and tags, and all run soon."""
         acquired = await provider.acquire(self.order(site, "one", 3, market))
         assert len(set(ids(acquired))) == 3
         for each in acquired:
@@ -90,7 +88,6 @@ class InstanceProviderContract:
             assert each.tags == {"role": "token"}
 
     async def test_the_first_acquired_is_shown_first(self, site: Site, provider: InstanceProvider) -> None:
-        """Instances are listed by time of acquisition, then by id."""
         for token in ("one", "two"):
             await provider.acquire(self.order(site, token, 2))
         shown = await provider.instances()
@@ -114,13 +111,11 @@ class InstanceProviderContract:
     async def test_the_same_token_of_another_mesh_is_another_order(
         self, site: Site, provider: InstanceProvider
     ) -> None:
-        """Tokens are per mesh: the same one orders anew in another mesh."""
         other = await site.open("mesh-b")
         mine, theirs = await provider.acquire(self.order(site, "one")), await other.acquire(self.order(site, "one"))
         assert not set(ids(mine)) & set(ids(theirs))
 
     async def test_orders_at_once_are_all_filled(self, site: Site, provider: InstanceProvider) -> None:
-        """Concurrent orders get instances of their own, in both markets."""
         orders = [self.order(site, f"at-once-{number}", 1, list(Market)[number % 2]) for number in range(4)]
         acquired = await asyncio.gather(*(provider.acquire(order) for order in orders))
         assert [len(each) for each in acquired] == [1] * 4
@@ -134,7 +129,6 @@ class InstanceProviderContract:
         assert ids(await provider.instances()) == ids(answers[0])
 
     async def test_orders_at_once_share_what_room_there_is(self, site: Site, provider: InstanceProvider) -> None:
-        """Together they get no more than that."""
         orders = [self.order(site, f"at-once-{number}", 3) for number in range(4)]
         answers = await asyncio.gather(*(provider.acquire(order) for order in orders), return_exceptions=True)
         got = [answer for answer in answers if isinstance(answer, list)]
@@ -184,7 +178,6 @@ class InstanceProviderContract:
         assert await self.here(provider) == acquired[2:]
 
     async def test_what_was_released_is_not_bought_again(self, site: Site, provider: InstanceProvider) -> None:
-        """A late repetition of its order brings what has gone, or a refusal."""
         acquired = ids(await provider.acquire(self.order(site, "one")))
         await provider.release(acquired)
         await self._until_gone(provider, acquired)
@@ -196,7 +189,6 @@ class InstanceProviderContract:
         assert await self.here(provider) == []
 
     async def test_unknown_ids_are_passed_over(self, site: Site, provider: InstanceProvider) -> None:
-        """A release passes over unknown ids and releases the known instances."""
         acquired = ids(await provider.acquire(self.order(site, "one")))
         await provider.release(["i-0123456789abcdef0", acquired[0]])
         await self._until_gone(provider, acquired[:1])
@@ -213,7 +205,6 @@ class InstanceProviderContract:
         assert await self.here(other) == ids(theirs)
 
     async def test_instances_outlive_their_provider(self, site: Site, provider: InstanceProvider) -> None:
-        """The next one knows them, and can release them."""
         acquired = ids(await provider.acquire(self.order(site, "one")))
         await provider.close()
         await provider.close()

@@ -139,7 +139,6 @@ class KeyStoreContract:
         assert known.lost_in(await keys.keys()) == KeyRing(known.revision)
 
     async def test_the_last_use_is_the_latest(self, keys: KeyStore) -> None:
-        """Whichever gateway reports it last."""
         await keys.note_use({})
         await keys.note_use({"acme": 1_700_000_002.5, "zeta": 1.0})
         await keys.note_use({"acme": 1_700_000_001.0, "zeta": 2.0})
@@ -189,7 +188,6 @@ class KeyStoreContract:
         assert (await calls.use(limits, Ask(calls.next(), 1, has_place=True))).refused_by is KeyLimit.REQUESTS
 
     async def test_a_request_beyond_the_bucket_waits_for_a_full_one(self, keys: KeyStore, clock: FakeClock) -> None:
-        """It is admitted, and the next one pays."""
         limits, calls = KeyLimits(tokens_per_minute=600), Calls(keys)
         await calls.use(limits, 60)
         refused = await calls.use(limits, 1200)
@@ -223,7 +221,6 @@ class KeyStoreContract:
         assert (await calls.use(limits, 1)).refused_by is KeyLimit.STREAMS
 
     async def test_all_limits_admit_a_request_or_it_takes_nothing(self, keys: KeyStore) -> None:
-        """The limit that is full for longest is the one that is named."""
         limits, calls = KeyLimits(requests_per_minute=60, tokens_per_minute=100, max_streams=1), Calls(keys)
         before = await calls.use(limits, 90)
         refused = await calls.use(limits, 90)

@@ -144,7 +144,6 @@ class KvTransportContract:
         assert receiver.handoffs == [KvHandoff(*expected, 20, 5)]
 
     async def test_a_window_is_good_for_one_push(self, peer: StartPeer) -> None:
-        """The second is refused, and the hand-off is announced once."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
         await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
@@ -168,7 +167,6 @@ class KvTransportContract:
         assert receiver.handoffs == []
 
     async def test_a_later_attempt_takes_the_window_over(self, peer: StartPeer) -> None:
-        """The earlier one is refused, the later one's blocks are filled."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
         receiver.transport.expect("r", 2, (7, 8))
@@ -186,7 +184,6 @@ class KvTransportContract:
         assert np.array_equal(worker.memory.cells[:, (8, 9)], source)
 
     async def test_workers_of_different_shape_do_not_hand_over(self, peer: StartPeer) -> None:
-        """Another block size, or more blocks than the receiver expects."""
         sender, receiver = await peer("p", 1), await peer("t", 2, cell_bytes=2 * CELL_BYTES)
         receiver.transport.expect("r", 1, (1, 2))
         with pytest.raises(KvTransferError, match="do not fit"):
@@ -285,7 +282,6 @@ class KvTransportContract:
         assert receiver.handoffs == []
 
     async def test_what_is_not_all_written_is_not_committed(self, peer: StartPeer) -> None:
-        """The push stays open, and can be committed later."""
         sender, receiver = await peer("p", 1), await peer("t", 2)
         receiver.transport.expect("r", 1, (1, 2))
         push = sender.transport.open_push(receiver.target(1, 2), KvSource("r", 1, (4, 7), 40, 0))
@@ -321,7 +317,6 @@ class KvTransportContract:
         push.abort()
 
     async def test_what_cannot_be_pushed_is_a_mistake_of_the_caller(self, peer: StartPeer) -> None:
-        """No blocks, or more blocks than reserved."""
         worker = await peer("p", 1)
         for target, source in ((worker.target(1), ()), (worker.target(1), (1, 2))):
             with pytest.raises(ValueError, match="reserved"):

@@ -40,7 +40,6 @@ class RequestStoreContract:
         raise NotImplementedError
 
     async def test_a_kept_request_comes_back_whole(self, store: MeshStore) -> None:
-        """Its form, its owner and its tokens, in order."""
         assert await store.keep_request(FORM, OWNER) is RoomVerdict.KEPT
         assert await store.save_tokens([chunk(b"a\n\x00\xff", 0)]) == [1]
         assert await store.save_tokens([KeptTokens("chatcmpl-1", OWNER), chunk(b"b", 1, 3)]) == [1, 4]
@@ -49,7 +48,6 @@ class RequestStoreContract:
         assert (kept.request, kept.owner, kept.ending, kept.chunks) == (FORM, OWNER, None, (b"a\n\x00\xff", b"b"))
 
     async def test_what_is_not_kept_is_none(self, store: MeshStore) -> None:
-        """Reading it, taking it, ending it."""
         assert await store.get_request("chatcmpl-1") is None
         assert await store.take_request("chatcmpl-1", "g1/1") is None
         assert not await store.end_request(FORM, OWNER, FINISHED, 10.0)
@@ -107,7 +105,6 @@ class RequestStoreContract:
         assert await store.get_record("chatcmpl-1#1") is None
 
     async def test_each_owner_has_a_later_turn(self, store: MeshStore) -> None:
-        """Whichever process it is."""
         await store.keep_request(FORM, OWNER)
         turns = [0]
         for process in ("g1/1", "g0/1", "g0/1"):
@@ -135,7 +132,6 @@ class RequestStoreContract:
         assert kept is not None and (kept.owner, kept.ending) == (taken.owner, FINISHED)
 
     async def test_a_request_that_was_forgotten_is_its_latest_owners(self, store: MeshStore) -> None:
-        """Also where its former one writes it again last."""
         await store.keep_request(FORM, OWNER)
         taken = await store.take_request("chatcmpl-1", "g1/1")
         assert taken is not None
@@ -166,7 +162,6 @@ class RequestStoreContract:
         assert known is not None and known.request == following
 
     async def test_the_latest_attempt_is_kept_though_its_record_is_gone(self, store: MeshStore) -> None:
-        """Of each choice, for the gateway that goes on with it."""
         await store.keep_request(FORM, OWNER)
         for choice, epoch in ((0, 1), (1, 1), (1, 3)):
             record = replace(RECORD, choice_id=f"chatcmpl-1#{choice}", epoch=epoch)
@@ -211,7 +206,6 @@ class RequestStoreContract:
         assert known.request == following
 
     async def test_what_has_ended_is_taken_by_none(self, store: MeshStore) -> None:
-        """It is read as it ended."""
         await store.keep_request(FORM, OWNER)
         await store.end_request(FORM, OWNER, FINISHED, 60.0)
         taken = await store.take_request("chatcmpl-1", "g1/1")
@@ -227,7 +221,6 @@ class RequestStoreContract:
         assert await store.get_record("chatcmpl-9") is None
 
     async def test_many_are_saved_at_once(self, store: MeshStore) -> None:
-        """More than the store is given in one call."""
         ids = [f"chatcmpl-{number}" for number in range(300)]
         for request_id in ids:
             await store.keep_request(replace(FORM, request_id=request_id, claim=""), OWNER)

@@ -68,7 +68,6 @@ class ResponseStoreContract:
         assert await stored(small_store, 1, 2, 3, 4, 5, 9) == [5, 9]
 
     async def test_the_oldest_of_all_make_room(self, small_store: MeshStore) -> None:
-        """Whosever they are."""
         for number, scope in enumerate(("a", "b", "c", "d", ""), 1):
             await put(small_store, of_size(number, 5000, scope))
         assert await stored(small_store, 1, 2, 3, 4, 5) == [2, 3, 4, 5]
@@ -76,7 +75,6 @@ class ResponseStoreContract:
         assert await stored(small_store, 1, 2, 3, 4, 5, 6) == [4, 5, 6]
 
     async def test_what_is_larger_than_a_share_is_not_stored(self, small_store: MeshStore) -> None:
-        """And nothing makes room for it."""
         await put(small_store, of_size(1, 3000))
         assert await small_store.responses.put_response(of_size(2, 10_001), KEPT_S) is RoomVerdict.TOO_LARGE
         assert await stored(small_store, 1, 2) == [1]

@@ -65,7 +65,6 @@ class RoomContract:
         assert await kept(small_store, *range(8)) == [0, 1, 3, 4, 5, 7]
 
     async def test_a_request_that_is_kept_again_counts_once(self, small_store: MeshStore) -> None:
-        """Whichever gateway owns it."""
         for _ in range(3):
             assert await small_store.keep_request(form(1), OWNER) is RoomVerdict.KEPT
             await small_store.take_request("chatcmpl-1", "g1/1")
@@ -92,7 +91,6 @@ class RoomContract:
         assert await small_store.keep_request(form(3, 3000), OWNER) is RoomVerdict.KEPT
 
     async def test_an_answer_makes_room_for_tokens(self, small_store: MeshStore) -> None:
-        """Before the request that they are of is given up."""
         for number in (1, 2):
             assert await small_store.keep_request(form(number), OWNER) is RoomVerdict.KEPT
         await small_store.save_tokens([tokens(1, 2000)])

@@ -113,7 +113,6 @@ class StoreContract:
         assert await store.get_record("cmpl-1#1") is None
 
     async def test_a_newer_attempt_replaces_the_older(self, store: MeshStore) -> None:
-        """A newer attempt's record replaces the older, with the tokens committed in between."""
         newer = replace(RECORD, epoch=2, attempt_id=8, output_token_ids=(11, 12))
         await store.put_record(RECORD)
         await store.put_record(newer)
@@ -142,7 +141,6 @@ class StoreContract:
             assert await store.get_ledger(choice_id) == [first, second, late]
 
     async def test_entries_about_several_requests_are_kept_apart(self, store: MeshStore) -> None:
-        """Entries written together are stored by request, and an unknown request has none."""
         await store.append_ledger(entry("a", 1.0), entry("b", 2.0), entry("a", 3.0))
         await store.append_ledger()
         assert [each.at_s for each in await store.get_ledger("a")] == [1.0, 3.0]
@@ -150,7 +148,6 @@ class StoreContract:
         assert await store.get_ledger("c") == []
 
     async def test_entries_at_one_time_stay_in_the_order_of_writing(self, store: MeshStore) -> None:
-        """Entries of one time keep the order in which they were written."""
         written = [entry("a", 1.0, stage) for stage in ("assigned", "prefilled", "decoded")]
         await store.append_ledger(*written)
         assert await store.get_ledger("a") == written
@@ -170,14 +167,12 @@ class StoreContract:
         assert await store.registered([]) == []
 
     async def test_members_come_in_order_of_id_and_without_load(self, store: MeshStore) -> None:
-        """Members come in order of id, with every field they registered but load."""
         await store.register(replace(MEMBER, id="token-2", load=WorkerLoad(running=3)), LONG_S)
         await store.register(MEMBER, LONG_S)
         await store.register(PLAIN, LONG_S)
         assert await store.members() == [PLAIN, MEMBER, replace(MEMBER, id="token-2")]
 
     async def test_a_registration_replaces_the_one_before(self, store: MeshStore) -> None:
-        """A registration replaces the previous one of the same id."""
         await store.register(replace(MEMBER, state=MemberState.STARTING), LONG_S)
         await store.register(MEMBER, LONG_S)
         assert await store.members() == [MEMBER]

@@ -175,7 +175,6 @@ def test_every_term_of_a_layer_counts(name: str, term: str, tmp_path: Path) -> N
 
 @pytest.mark.parametrize("name", MODELS)
 def test_nothing_else_is_read_into_a_layer(name: str, tmp_path: Path) -> None:
-    """A layer of every architecture has no other attributes than its terms."""
     _, facts = load_model(EngineConfig(tiny(name, tmp_path), "float32", "cpu", threads=1))
     usual = LayerAttention(scaling=cast(float, pytest.approx(facts.geometry.key_dim**-0.5)))
     terms = {term: getattr(usual, term) for term in MODELS[name][2]}

@@ -89,7 +89,6 @@ def test_a_benchmark_that_is_ended_twice_leaves_no_process(tmp_path: Path) -> No
 
 
 def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
-    """The error contains the peer's log, and the log file is kept."""
     broken = program(tmp_path, "#!/bin/sh\necho no such device >&2\nexit 3\n")
     with (
         pytest.raises(CommandError, match=r"vLLM did not come up(.|\n)*no such device"),

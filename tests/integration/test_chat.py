@@ -199,7 +199,6 @@ def test_the_key_of_the_environment_is_sent(api: ApiServer) -> None:
 
 
 def test_text_is_never_read_as_markup(api: ApiServer) -> None:
-    """Square brackets in the model's text are printed as they are."""
     assert chat("[/bold] [red]", "--url", api.url).stdout == "[red] [/bold]\n"
 
 

@@ -78,7 +78,6 @@ def is_compiled() -> None:
 
 
 def test_worlds_are_the_same() -> None:
-    """Of each random world all iterations, gaps between tokens, requests and totals."""
     script = ("-m", "tests.integration.compiled_worlds", str(WORLDS))
     compiled, interpreted = (run(*script, compiled=each).splitlines() for each in (True, False))
     assert len(compiled) == WORLDS

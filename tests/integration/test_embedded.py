@@ -167,7 +167,6 @@ def test_a_taken_port_is_refused_not_shared(tmp_path: Path) -> None:
 
 
 def test_a_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
-    """The error contains the program's own log."""
     broken = redis_server(tmp_path)
     broken = embedded.EmbeddedServer(
         broken.name, (*broken.argv, "--no-such-option", "1"), broken.port, broken.url, broken.folder, broken.answers
@@ -217,7 +216,6 @@ def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> Non
 
 
 def test_a_child_that_ignores_the_request_to_leave_is_ended(tmp_path: Path) -> None:
-    """A child that ignores SIGTERM receives SIGKILL after the grace time."""
     stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('ready', flush=True); time.sleep(600)"
     log_path = tmp_path / "log"
     child = start_child([sys.executable, "-c", stubborn], log_path=log_path)
@@ -245,7 +243,6 @@ def test_a_signal_never_reaches_another_process_with_the_same_pid(tmp_path: Path
 def test_a_server_gets_of_the_environment_what_any_program_needs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """No key, password or credential of who starts the mesh."""
     for name in ("SPOTWISE_API_KEYS", "AWS_SECRET_ACCESS_KEY", "A_NAME_OF_NO_LIST"):
         monkeypatch.setenv(name, "canary")
     log = tmp_path / "it.log"

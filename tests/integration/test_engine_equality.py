@@ -139,7 +139,6 @@ def test_seeded_sampling_does_not_depend_on_the_rows_beside_it(llama: Path, prom
 
 
 def test_repetition_penalty_is_transformers_own(llama: Path, prompts: list[list[int]]) -> None:
-    """Greedy with a repetition penalty equals `generate(repetition_penalty=...)`."""
     chosen = prompts[:8]
     driver = Driver(load_engine(llama))
     for index, prompt in enumerate(chosen):

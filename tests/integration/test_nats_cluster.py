@@ -108,7 +108,6 @@ class TestNatsCluster(BusContract):
 
 
 async def test_a_cluster_of_which_no_node_answers_is_an_error_without_passwords() -> None:
-    """The error names every node, in time."""
     ports = [free_port(), free_port()]
     url = ",".join(f"nats://user:hush@127.0.0.1:{port}" for port in ports)
     with pytest.raises(MeshError) as raised:

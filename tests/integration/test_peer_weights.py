@@ -137,7 +137,6 @@ async def test_weights_come_from_whom_the_plan_names_in_its_order(
 
 
 async def test_what_a_planned_holder_does_not_have_comes_from_others(devices: Devices) -> None:
-    """And is counted as such."""
     await devices.add((2, 1, 0, 0))
     await devices.add((1, 1, 0, 0))
     asking = await devices.add()

@@ -255,7 +255,6 @@ async def opened(store: ServerAccess, principal: Principal) -> AsyncIterator[Red
 
 
 async def test_every_member_registers_and_writes_its_ledger(store: ServerAccess) -> None:
-    """What a service host does in the store, by each role."""
     kinds = {role: kind for kind, role in ROLE_OF.items()}
     for principal in (GATEWAY, SCHEDULER, PLANNER, WATCHER, WORKER):
         async with opened(store, principal) as mesh:

@@ -80,7 +80,6 @@ async def test_broker_and_store_are_reached(tmp_path: Path) -> None:
 
 
 def test_a_local_gateway_is_reached_and_a_distant_one_through_the_proxy() -> None:
-    """Chat, benchmarks and the other commands that speak HTTP."""
     for host in (LOOPBACK, "localhost", "[::1]"):
         assert client_options(f"http://{host}:8000")["trust_env"] is False
     assert client_options("https://mesh.example")["trust_env"] is True

@@ -66,7 +66,6 @@ async def test_a_stream_goes_on_token_for_token(mesh: Gateways, saves: bool) -> 
 
 
 async def test_one_key_is_one_request_at_all_gateways(mesh: Gateways) -> None:
-    """Its answer is computed once, and another body under it is refused."""
     first, second = await mesh.start("g0"), await mesh.start("g1")
     body, key = {**BODY, "stream": False}, {"Idempotency-Key": "a"}
     answer = await Client(first, "POST", CHATS, body, key).answer()

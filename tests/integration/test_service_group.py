@@ -106,7 +106,6 @@ async def test_members_join_hear_and_leave_each_by_itself(settings: ServiceSetti
 
 
 async def test_a_member_that_fails_takes_the_process_down(settings: ServiceSettings, redis_url: str) -> None:
-    """All others leave in order, and the error names the work."""
     members = Members()
 
     async def fail() -> None:

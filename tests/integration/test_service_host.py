@@ -77,7 +77,6 @@ async def test_a_member_joins_serves_and_leaves(settings: ServiceSettings, onloo
 
 
 async def test_a_later_start_has_a_higher_incarnation(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """A restart has a higher incarnation, which distinguishes its messages from its predecessor's."""
     incarnations: list[int] = []
     for _ in range(2):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host:
@@ -190,8 +189,6 @@ async def test_a_malformed_message_is_logged_and_survived(settings: ServiceSetti
 
 
 async def test_a_handler_can_answer(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """Through the raw message, where the sender waits."""
-
     async def handler(message: CancelRequest, raw: BusMessage) -> None:
         assert raw.respond is not None
         await raw.respond(encode(RequestAccepted(message.choice_id, message.epoch)))

@@ -122,7 +122,6 @@ async def test_a_store_that_answers_late(redis_url: str, store: RedisStore, exec
 async def test_calls_may_be_lost_repeated_and_late(
     store: RedisStore, clock: FakeClock, redis_url: str, seed: int
 ) -> None:
-    """The script keeps to the law of the model."""
     rng = random.Random(seed)
     kinds, fates = ("begin", "end", "report", "late", "wait"), list(Fate)
     steps = [Step(rng.choice(kinds), rng.randint(0, 5000), rng.choice(fates)) for _ in range(120)]

@@ -49,7 +49,6 @@ async def test_a_worker_with_a_loopback_address_listens_on_loopback_only(monkeyp
 
 
 async def test_a_worker_for_other_machines_listens_on_all_interfaces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker whose address is another machine's name accepts connections on every interface."""
     monkeypatch.delenv("UCX_NET_DEVICES", raising=False)
     receiver = Worker("t", 2, host="worker-7.example")
     async with running(receiver):

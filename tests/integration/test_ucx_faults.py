@@ -146,7 +146,6 @@ async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> No
 
 @pytest.mark.parametrize("again", [0, 1])
 async def test_a_cell_that_comes_twice_is_refused(again: int) -> None:
-    """Under its chunk's number or another one."""
     receiver = Worker("t", 2)
     raw = RawPeer(receiver)
     async with running(receiver), raw.linked() as link:
@@ -187,7 +186,6 @@ async def test_a_malformed_header_ends_the_link_and_frees_the_window(header: byt
 
 
 async def test_a_stranger_at_the_port_disturbs_nobody() -> None:
-    """A TCP client that is no UCX peer is ignored."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     async with running(sender, receiver):
         host, _, port = receiver.transport.address.rpartition(":")

@@ -146,7 +146,6 @@ async def test_a_reservation_that_ends_ends_the_push() -> None:
 
 @pytest.mark.parametrize("damaged", [1, MAX_RESENDS])
 async def test_a_damaged_chunk_is_sent_again(damaged: int) -> None:
-    """The hand-off succeeds, and counts each byte once."""
     sender = Worker("p", 1, chunk_bytes=2 * CELL_BYTES, payloads=Damage(damaged))
     receiver = Worker("t", 2)
     async with running(sender, receiver):

@@ -41,7 +41,6 @@ async def test_the_reserved_blocks_get_the_senders_bytes_and_no_others_change(ch
 
 
 async def test_a_worker_hands_over_to_itself() -> None:
-    """A mixed worker's own address is a peer like any other."""
     worker = Worker("m", 1)
     source = worker.memory.cells[:, (0, 1)].copy()
     async with running(worker):

@@ -169,8 +169,6 @@ async def test_a_holder_that_closes_is_lost(security: LinkSecurity | None) -> No
 
 
 async def test_a_holder_that_says_nothing_is_lost() -> None:
-    """After the patience, as a stopped process."""
-
     class Silent(Source):
         def sketch(self) -> ModelSketch:
             import time

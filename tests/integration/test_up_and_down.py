@@ -347,7 +347,6 @@ def test_given_servers_are_used_and_not_stopped(home: Home, nats_url: str, redis
 
 
 def test_a_server_that_is_not_there_is_named_with_its_option(home: Home) -> None:
-    """The error names the option, and comes before any service is started."""
     absent = home.options.model_copy(update={"nats_url": f"nats://127.0.0.1:{free_port()}"})
     result = home.up(absent)
     assert result.returncode == 1
@@ -356,7 +355,6 @@ def test_a_server_that_is_not_there_is_named_with_its_option(home: Home) -> None
 
 
 def test_each_embedded_server_may_be_replaced_alone(home: Home, tmp_path: Path) -> None:
-    """A given store with an embedded broker, and the other way round."""
     for make_server, option in ((redis_server, "redis_url"), (nats_server, "nats_url")):
         with running(make_server(tmp_path / option)) as server:
             mixed = home.options.model_copy(update={option: server.url})

@@ -90,7 +90,6 @@ def run(world: MeshWorld, count: int) -> None:
 @settings(max_examples=100)
 @given(meshes(1, 8) | meshes(1, 8, policies=SWAPPING), st.integers(1, 60), st.booleans())
 def test_no_message_makes_a_role_raise(case: MeshCase, count: int, plans: bool) -> None:
-    """Gateway, scheduler, workers and planners, in the midst of requests."""
     world = case.world()
     if plans:
         Planners(world, 1)
@@ -99,7 +98,6 @@ def test_no_message_makes_a_role_raise(case: MeshCase, count: int, plans: bool) 
 
 @pytest.mark.parametrize("seed", range(4))
 def test_no_message_makes_a_watcher_raise(seed: int) -> None:
-    """The watcher of a machine, and the keeper of a fleet."""
     rng = random.Random(seed)
     roles = [
         guarded(SpotWatcherRole("watcher", WatchPolicy("here"))),

@@ -355,7 +355,6 @@ def test_every_message_survives_the_wire(kind: type) -> None:
 @settings(max_examples=80)
 @given(RECORDS)
 def test_every_record_survives_the_store(record: RequestRecord) -> None:
-    """A worker that reads it computes what the gateway meant."""
     read = codec_records.decode_record(codec_records.encode_record(record))
     assert read == record
     assert repr(read) == repr(record)
@@ -364,7 +363,6 @@ def test_every_record_survives_the_store(record: RequestRecord) -> None:
 @settings(max_examples=200)
 @given(st.binary(max_size=60))
 def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
-    """Any bytes decode to a message or raise `MalformedMessageError`."""
     try:
         received = codec.decode(payload)
     except MalformedMessageError:
@@ -375,7 +373,6 @@ def test_arbitrary_bytes_are_a_message_or_malformed(payload: bytes) -> None:
 @settings(max_examples=200)
 @given(st.one_of(*MESSAGES.values()), st.data())
 def test_damaged_messages_are_a_message_or_malformed(message: m.Message, data: st.DataObject) -> None:
-    """One byte changed, or the end cut off."""
     payload = bytearray(codec.encode(message))
     at = data.draw(st.integers(0, len(payload) - 1))
     if data.draw(st.booleans()):

@@ -67,6 +67,5 @@ def test_no_cost_falls_when_work_is_added(
 
 @given(tables(), st.floats(0, 30_000), st.floats(0, 30_000))
 def test_a_table_rises_everywhere(table: PiecewiseLinear, one: float, other: float) -> None:
-    """Between its points and beyond both ends."""
     low, high = sorted((one, other))
     assert 0.0 <= table(low) <= table(high) * (1 + 1e-9) + 1e-12

@@ -49,7 +49,6 @@ def test_counts_and_answers_are_those_of_the_pool_with_names(
 
 
 def test_nothing_is_found_by_its_content() -> None:
-    """A pool of counted blocks has no contents, so no prefix is found."""
     pool = CountedBlockPool(4, 4)
     pool.allocate("a", 9)
     pool.remember("a", 0, b"first")
@@ -59,6 +58,5 @@ def test_nothing_is_found_by_its_content() -> None:
 
 @pytest.mark.parametrize(("num_blocks", "block_size"), [(0, 1), (1, 0)])
 def test_a_pool_of_nothing_is_refused(num_blocks: int, block_size: int) -> None:
-    """A pool without blocks is refused, as by the other pool."""
     with pytest.raises(ValueError, match="at least 1"):
         CountedBlockPool(num_blocks, block_size)

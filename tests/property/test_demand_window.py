@@ -117,7 +117,6 @@ def test_the_window_is_what_the_history_says(
 def test_repetitions_change_nothing(
     arrivals: list[tuple[float, str, int]], fates: list[tuple[bool, float, int]]
 ) -> None:
-    """The window of the reports that count is the window of all."""
     reports = heard(arrivals, fates)
     now = reports[-1][0] if reports else 1000.0
     assert state(fed(reports), now) == state(fed(in_order(reports)), now)
@@ -145,7 +144,6 @@ def test_the_order_among_gateways_is_of_no_account(arrivals: list[tuple[float, s
 
 @given(ARRIVALS, st.floats(MOST_AHEAD_S, 1e6))
 def test_a_clock_that_is_ahead_is_set_back(arrivals: list[tuple[float, str, int]], ahead_s: float) -> None:
-    """No request of it lies in the future, and none is lost."""
     reports = [
         (at_s, LoadReported("a", 1, number, tuple(arrived_s + ahead_s + 1.0 for arrived_s in report.arrivals_s)))
         for number, (at_s, report) in enumerate(heard(arrivals, [(False, 0.0, 1)]), 1)

@@ -60,7 +60,6 @@ class TestShare:
 
     @given(st.lists(COPIES, max_size=5).map(by_size), windows(90))
     def test_no_set_in_no_order_saves_more(self, copies: list[Copy], window: Window) -> None:
-        """Every set, every order, tried from the front."""
         least, most = (
             max(
                 sum(copy.saved_s for copy in some)
@@ -78,7 +77,6 @@ class TestShare:
     @settings(max_examples=30)
     @given(st.lists(COPIES, min_size=9, max_size=13).map(by_size), windows(150))
     def test_no_set_of_many_saves_more(self, copies: list[Copy], window: Window) -> None:
-        """Every set, in the order of size."""
         masks = range(2 ** len(copies))
         least, most = (
             max(
@@ -97,7 +95,6 @@ class TestShare:
         windows(60),
     )
     def test_a_thinned_frontier_saves_no_less_than_the_greedy_choice(self, copies: list[Copy], window: Window) -> None:
-        """Thinning the frontier saves no less than the greedy choice, and its choice fits."""
         chosen = choose(copies, window)
         assert list(chosen) == sorted(set(chosen))
         assert saved_s(copies, chosen) >= saved_s(copies, greedily(copies, window))

@@ -180,7 +180,6 @@ def test_the_most_decoded_requests_continue(change: tuple[Deployment, ParallelCo
 @settings(max_examples=EXAMPLES)
 @given(changes())
 def test_a_pipeline_that_runs_on_has_the_same_devices_and_requests(change: tuple[Deployment, ParallelConfig]) -> None:
-    """None leaves, and P and M are what they were."""
     before, config = change
     mapped = map_devices(before, config, MODEL)
     assert len(set(mapped.running_on.values())) == len(mapped.running_on)
@@ -228,7 +227,6 @@ def test_requests_of_a_pipeline_stay_together_where_nothing_else_must_share(
 @settings(max_examples=EXAMPLES)
 @given(changes(), st.randoms(use_true_random=False))
 def test_the_order_of_mappings_changes_nothing(change: tuple[Deployment, ParallelConfig], random: object) -> None:
-    """The same deployment in another order gets the same map."""
     before, config = change
     positions, running = list(before.positions.items()), list(before.running.items())
     random.shuffle(positions)  # type: ignore[attr-defined]

@@ -145,7 +145,6 @@ def test_a_service_that_fails_has_neither_signs_nor_silence(name: str, failing: 
 @given(answers=SERVICES)
 @settings(max_examples=25)
 def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
-    """Detection answers yes or no for any service."""
     dialogue = CLOUDS[name]().detect()
     with pytest.raises(StopIteration) as end:
         next(dialogue)
@@ -157,6 +156,5 @@ def test_detection_ends(name: str, answers: list[HttpAnswer]) -> None:
 @given(st.text(max_size=30) | SCALARS | WORDS)
 @settings(max_examples=100)
 def test_a_date_is_a_finite_time_or_none(text: object) -> None:
-    """Parsing a date gives a finite time or none, and never raises."""
     at_s = unix_s(text)
     assert at_s is None or math.isfinite(at_s)

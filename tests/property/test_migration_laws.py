@@ -109,7 +109,6 @@ def test_no_buffer_exceeds_the_limit_however_long_transfers_take(
 @FEW
 @given(cases(), LIMITS)
 def test_only_unneeded_bytes_are_freed(case: Case, limit_bytes: int | None) -> None:
-    """All of it, on machines that stay, once."""
     plan = plan_of(case, limit_bytes)
     for device in case.devices():
         if case.deadline_s(device) is None:
@@ -172,7 +171,6 @@ def test_links_carry_one_transfer_at_a_time_and_kv_before_weights(case: Case, li
 @FEW
 @given(cases(), LIMITS)
 def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | None) -> None:
-    """A mapping in another order gives the same plan."""
     before = replace(case.map.before, positions=reordered(case.map.before.positions))
     same = replace(case, map=replace(case.map, before=before, positions=reordered(case.map.positions)))
     assert plan_of(case, limit_bytes) == plan_of(same, limit_bytes)
@@ -181,7 +179,6 @@ def test_the_order_of_a_mapping_changes_nothing(case: Case, limit_bytes: int | N
 @FEW
 @given(cases())
 def test_a_restart_loads_everything_and_loses_all_kv(case: Case) -> None:
-    """The restart is the baseline of the other plans."""
     plan = plan_of(case, restart=True)
     chosen = [request.id for pipeline in sorted(case.map.running) for request in case.map.running[pipeline]]
     assert [each.id for each in plan.recomputed] == chosen

@@ -47,7 +47,6 @@ def test_moves_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
 @settings(max_examples=150)
 @given(meshes(4, 24, policies=SWAPPING), st.integers(5, 40))
 def test_moves_of_swapped_kv_cost_no_token_and_no_attempt(case: MeshCase, moves: int) -> None:
-    """Where sequences are swapped out often, before, during and after their moves."""
     world, count = case.world(), case.count
     move_some(world, moves)
     _assert_undisturbed(world, count)

@@ -227,7 +227,6 @@ def test_a_choice_within_a_budget_is_the_best_of_those_within_it(
 def test_a_budget_without_bounds_changes_nothing(
     demand: ServiceDemand, had: list[Supply], memory: LeastDevices | RealMemory, policy: Policy
 ) -> None:
-    """The answer is the one without a budget."""
     assert choose(demand, had, memory, replace(policy, budget_per_h=math.inf)) == choose(demand, had, memory, policy)
 
 

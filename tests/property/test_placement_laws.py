@@ -116,8 +116,6 @@ def test_a_request_waits_only_while_no_worker_has_memory(
 def test_the_order_in_which_workers_report_changes_nothing(
     members: list[Member], demand: RequestDemand, policy: PoolPolicy
 ) -> None:
-    """Ties go to the smaller id."""
-
     def outcome(listed: list[Member]) -> tuple[str, str, PlacedBy] | None:
         _, found = placed(listed, demand, policy)
         return None if found is None else (found.prompt_worker.id, found.token_worker.id, found.by)
@@ -233,7 +231,6 @@ NEEDS = st.builds(
 @settings(max_examples=100)
 @given(st.integers(0, 2**32), st.integers(0, 12 * RUN_LENGTH), NEEDS)
 def test_a_ranking_answers_like_a_scan(seed: int, changes: int, need: Need) -> None:
-    """After any entries, changes and departures, over many runs."""
     rng = random.Random(seed)
     ranking = Ranking(lambda view: view.remaining_tokens)
     here: dict[str, WorkerView] = {}

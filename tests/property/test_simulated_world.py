@@ -165,7 +165,6 @@ def test_kv_that_moves_is_left_on_neither_side(
 def test_the_same_world_is_the_same_run(
     arrivals: list[Arrival], counts: tuple[int, int, int], chosen: WorldSettings
 ) -> None:
-    """Two runs of the same world are equal to the last bit."""
     first, second = (run(worlds.machines(*counts, kind=SMALL), chosen, arrivals) for _ in range(2))
     assert first[0] == second[0]
     assert first[1].completed == second[1].completed
@@ -207,7 +206,6 @@ TRANSFERS = st.lists(
 def test_links_carry_all_that_they_are_given_and_never_more_than_they_can(
     transfers: list[tuple[int, int, float, float, float]],
 ) -> None:
-    """Each transfer has two parts, the second a second after the first."""
     queue = EventQueue()
     network = Network(queue)
     senders, receivers = [Link(100.0), Link(60.0), Link(30.0)], [Link(50.0), Link(100.0), Link(70.0)]

@@ -181,7 +181,6 @@ def test_notices_questions_and_leave_keep_the_law(events: list[tuple[float, obje
 @given(EVENTS)
 @settings(max_examples=50)
 def test_the_same_events_give_the_same_commands(events: list[tuple[float, object]]) -> None:
-    """The same events give the same commands, so that a journal can be replayed."""
     world = run(events)
     again = SpotWatcherRole("watcher", WatchPolicy(HERE, backoff_s=BACKOFF_S, member_timeout_s=TIMEOUT_S))
     assert [again.handle(event, now) for event, now, _ in world.journal] == [given for _, _, given in world.journal]

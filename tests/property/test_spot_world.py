@@ -97,7 +97,6 @@ def test_every_request_is_answered_once_whatever_happens_to_the_fleet(
 def test_the_same_run_is_the_same_outcome(
     trace: SpotTrace, times_s: tuple[float, ...], system: SpotSystem, surroundings: SpotSurroundings
 ) -> None:
-    """Two runs of the same world are equal to the last bit."""
     run = replace(tiny.run(trace, times_s, system), surroundings=surroundings)
     assert serve(run) == serve(run)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,13 +12,18 @@ ROOT = Path(__file__).parents[2]
 SOURCES = ("libs", "services", "benchmarks", "studies")
 
 
-def modules(*roots: str) -> Iterator[tuple[str, ast.Module]]:
-    """Yield the dotted name and syntax tree of each module in these folders, generated code apart."""
-    for root in roots:
-        for path in sorted((ROOT / root).rglob("*.py")):
-            if "v1" not in path.parts:
-                name = ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__")
-                yield name, ast.parse(path.read_text(encoding="utf-8"))
+def modules(root: str) -> Iterator[tuple[str, ast.Module]]:
+    """Yield the dotted name and syntax tree of each module in this folder, generated code apart."""
+    for path in sorted((ROOT / root).rglob("*.py")):
+        if "v1" not in path.parts:
+            name = ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__")
+            yield name, ast.parse(path.read_text(encoding="utf-8"))
+
+
+@functools.cache
+def sources() -> list[tuple[str, ast.Module]]:
+    """All modules of the sources; read by a test, not by each process that collects tests."""
+    return [each for root in SOURCES for each in modules(root)]
 
 
 def bound(body: list[ast.stmt]) -> Iterator[str]:
@@ -34,27 +40,24 @@ def bound(body: list[ast.stmt]) -> Iterator[str]:
                 yield from bound([*then, *otherwise])
 
 
-DEFINED = {name: set(bound(module.body)) for name, module in modules(*SOURCES)}
-
-
 def test_names_are_imported_from_where_they_are_defined() -> None:
     """Sources and tests import a name from the module that defines it, so that a move changes one place."""
-    packages = {name.rpartition(".")[0] for name in DEFINED}
+    defined = {name: set(bound(module.body)) for name, module in sources()}
+    packages = {name.rpartition(".")[0] for name in defined}
     wrong = [
         f"{importer}: {node.module}.{alias.name}"
-        for importer, module in modules(*SOURCES, "tests")
+        for importer, module in (*sources(), *modules("tests"))
         for node in ast.walk(module)
-        if isinstance(node, ast.ImportFrom) and node.module in DEFINED
+        if isinstance(node, ast.ImportFrom) and node.module in defined
         for alias in node.names
-        if alias.name not in DEFINED[node.module] and f"{node.module}.{alias.name}" not in DEFINED.keys() | packages
+        if alias.name not in defined[node.module] and f"{node.module}.{alias.name}" not in defined.keys() | packages
     ]
     assert wrong == []
 
 
 def test_a_class_name_has_one_meaning() -> None:
-    """No two modules define a class of the same name, private names apart."""
     places = defaultdict(list)
-    for name, module in modules(*SOURCES):
+    for name, module in sources():
         for node in module.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 places[node.name].append(name)

@@ -16,7 +16,6 @@ seeds = st.integers(0, 1000)
 
 @given(st.floats(0.1, 50), st.floats(1, 20), seeds)
 def test_a_schedule_is_its_seed(rate: float, seconds: float, seed: int) -> None:
-    """Same seed, same schedule; another seed, other requests."""
     arrivals = poisson_arrivals(rate, seconds, seed, UniformSizes())
     assert arrivals == poisson_arrivals(rate, seconds, seed, UniformSizes())
     assert arrivals != poisson_arrivals(rate, seconds, seed + 1, UniformSizes())
@@ -36,7 +35,6 @@ def test_arrivals_are_in_order_and_in_bounds(rate: float, seconds: float, seed: 
 
 
 def test_gaps_are_exponential() -> None:
-    """Mean and standard deviation of the gaps are both one over the rate."""
     times = [arrival.at_s for arrival in poisson_arrivals(5.0, 4000.0, 1, UniformSizes())]
     gaps = [later - earlier for earlier, later in itertools.pairwise(times)]
     assert statistics.mean(gaps) == pytest.approx(0.2, rel=0.03)
@@ -44,7 +42,6 @@ def test_gaps_are_exponential() -> None:
 
 
 def test_lengths_are_uniform_as_in_orca() -> None:
-    """Every length within the bounds turns up, both bounds included."""
     arrivals = storm(20_000, 1, UniformSizes())
     assert {arrival.input_tokens for arrival in arrivals} == set(range(32, 513))
     assert {arrival.output_tokens for arrival in arrivals} == set(range(1, 129))

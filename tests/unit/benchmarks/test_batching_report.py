@@ -41,7 +41,6 @@ def test_rows_compare_at_twice_our_idle_latency() -> None:
 
 
 def test_ratios_are_spread_within_rounds() -> None:
-    """Each figure's ratio, the headline's included, has its spread over ratios within rounds."""
     servers = {
         ITERATION_LEVEL: [[point(1, 2.0, 0.1)], [point(1, 4.0, 0.1)]],
         REQUEST_LEVEL: [[point(1, 1.0, 0.1)], [point(1, 4.0, 0.1)]],

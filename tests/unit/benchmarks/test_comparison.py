@@ -23,7 +23,6 @@ def reading(round_number: int, side: Side, workload: PeerWorkload, *values: floa
 
 
 def test_only_the_interference_needs_a_tuned_peer() -> None:
-    """The tuned peer exists for the interference workload."""
     assert [Side.TUNED_PEER in sides_of(workload) for workload in WORKLOADS] == [False, False, False, True]
 
 
@@ -92,7 +91,6 @@ def test_without_a_peer_there_are_figures_and_no_verdict() -> None:
 
 
 def test_readings_survive_the_file() -> None:
-    """A report's readings survive the round trip through its file."""
     readings = [reading(2, Side.TUNED_PEER, W4, 1.5, 2.5, 3.5)]
     assert readings_from_json(readings_as_json(readings)) == readings
 
@@ -101,13 +99,11 @@ def test_readings_survive_the_file() -> None:
     "broken", [[{"round": 1}], [{"round": 1, "side": "x", "workload": "w1", "figures": {}}], ["w1"]]
 )
 def test_what_is_no_reading_is_an_error(broken: list[object]) -> None:
-    """A malformed reading raises an error, to which the command adds the file."""
     with pytest.raises((KeyError, TypeError, ValueError)):
         readings_from_json(broken)  # type: ignore[arg-type]
 
 
 def test_targets_are_those_that_were_set() -> None:
-    """Targets are set per workload, in the order of its figures."""
     targets = {workload.name: [str(figure.target or "") for figure in workload.figures] for workload in WORKLOADS}
     assert targets == {
         "w1": ["<= 1x", "<= 1x"],

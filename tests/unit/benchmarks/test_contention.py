@@ -49,7 +49,6 @@ def test_cores_that_the_command_keeps_busy() -> None:
 
 
 def test_only_what_disturbs_is_reported() -> None:
-    """With the part of the measurement that it disturbed."""
     quiet, busy = Contention(2, 0.01, 0.0, 0.0), Contention(2, 0.31, 0.04, 0.0)
     (line,) = contention_lines({"profile": quiet, "1 requests/s": busy})
     assert line.startswith("1 requests/s: other processes took 31% of the 2 cores' time, a hypervisor 4%. Its figures")
@@ -79,7 +78,6 @@ def test_another_process_that_computes_is_seen() -> None:
 
 
 def test_a_quota_is_read_from_the_control_group(tmp_path: Path) -> None:
-    """Where there is one."""
     assert CoreUse.so_far(cgroup=tmp_path).throttled_s == 0.0
     (tmp_path / "cpu.stat").write_text("usage_usec 5\nnr_throttled 3\nthrottled_usec 2500000\n")
     assert CoreUse.so_far(cgroup=tmp_path).throttled_s == 2.5

@@ -35,7 +35,6 @@ def test_a_token_costs_what_all_processes_used() -> None:
 
 
 def test_open_streams_are_held_against_their_number_and_the_gateways_memory() -> None:
-    """Too few streams open at once, or too much gateway memory, does not hold."""
     scale = _scale(200, 1000, 1, quick=False)
     peak = Counter({"gateway-0": 400 * MIB, "scheduler-0": 60 * MIB, "nats": 20 * MIB})
     result = StreamResult([outcome(0.1, 11, 0.3)], 10.0, {"gateway-0": 1.1}, peak, most_open=850)

@@ -43,7 +43,6 @@ def test_situations_are_compared_with_the_streams_alone_and_pauses_are_counted()
 
 
 def test_a_situation_in_which_no_stream_ended_has_no_rows() -> None:
-    """The others have."""
     names = [
         row.name
         for row in result_rows(

@@ -33,7 +33,6 @@ def test_a_rate_without_answers_is_no_point() -> None:
 
 
 def test_throughput_at_a_latency_is_read_off_between_two_points() -> None:
-    """Between two points throughput is interpolated by latency, in any order of the points."""
     points = [point(4, 3.0, 0.3), point(1, 1.0, 0.1), point(2, 2.0, 0.1)]
     assert throughput_within(points, 0.2) == pytest.approx(2.5)
     assert throughput_within(points, 0.3) == 3.0
@@ -42,17 +41,14 @@ def test_throughput_at_a_latency_is_read_off_between_two_points() -> None:
 
 
 def test_past_its_peak_a_server_gives_no_less_than_before() -> None:
-    """Where throughput falls under overload, the better point below the bound counts."""
     assert throughput_within([point(1, 2.0, 0.1), point(2, 1.0, 0.3)], 0.2) == 2.0
 
 
 @pytest.mark.parametrize("text", ["", "fast", "1,-2", "0", "inf", "nan"])
 def test_rates_are_positive_numbers(text: str) -> None:
-    """Rates that are not positive numbers are refused."""
     with pytest.raises(CommandError, match="--rates"):
         parse_rates(text)
 
 
 def test_rates_are_swept_upwards() -> None:
-    """Each rate is run once, in ascending order."""
     assert parse_rates("4,0.5, 1,4") == [0.5, 1.0, 4.0]

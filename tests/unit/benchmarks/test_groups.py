@@ -21,14 +21,12 @@ def _fault(**changes: Any) -> Fault:
 
 
 def test_shapes_are_stages_by_shards() -> None:
-    """Several, or none."""
     assert parse_shapes("1x3, 2x1", "--shapes") == [(1, 3), (2, 1)]
     assert parse_shapes("", "--faults") == []
 
 
 @pytest.mark.parametrize("text", ["1x1", "3", "0x3", "2x-1", "axb"])
 def test_what_is_no_group_is_refused(text: str) -> None:
-    """One process, or none."""
     with pytest.raises(OptionError, match="--shapes"):
         parse_shapes(text, "--shapes")
 
@@ -42,7 +40,6 @@ def test_survivors_have_a_second() -> None:
 
 
 def test_losses_of_all_faults_add_up() -> None:
-    """Tokens, blocks and sequences."""
     rows = {row.name: row.ours for row in fault_rows("2x3", [_fault(lost=2, blocks=1), _fault(wrong=3, sequences=4)])}
     assert rows["2x3: tokens lost, all faults"] == 2
     assert rows["2x3: tokens wrong, all faults"] == 3

@@ -50,7 +50,6 @@ def test_a_change_is_shown_beside_what_was_expected_of_it() -> None:
 
 
 def test_gaps_after_a_change_are_none_of_it() -> None:
-    """One that begins before its end counts whole."""
     stream = Stream([1], [1, 2, 3, 4], [(0.0, 1), (1.0, 2), (4.0, 3), (9.0, 4)])
     assert stream.longest_gap_s(0.5) == 5.0
     assert stream.longest_gap_s(0.5, until_s=2.0) == 3.0

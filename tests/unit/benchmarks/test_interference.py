@@ -66,7 +66,6 @@ async def test_every_server_gets_the_same_prompts() -> None:
 
 @pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "status 429")])
 async def test_a_server_that_fails_ends_the_run(answer: ServerAnswer, message: str) -> None:
-    """With one error for the user, whichever loop met it first."""
     async with gateway(*[answer] * 100) as (url, _):
         with pytest.raises(CommandError, match=message):
             await measure_interference(ServerEndpoint(url, "any"), SHORT, seed=5)

@@ -47,7 +47,6 @@ def test_only_processes_that_load_a_model_are_limited(command: str, loads: bool)
 
 
 def test_a_process_over_its_limit_is_ended_and_one_below_it_is_measured() -> None:
-    """Each in a control group of its own."""
     limits = MemoryLimits(100 << 20, lambda command: "held = bytearray" in command)
     try:
         with limits.applied():

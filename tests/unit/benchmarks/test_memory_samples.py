@@ -39,7 +39,6 @@ def test_sequences_of_every_state_are_held() -> None:
 
 
 def test_each_worker_has_its_peak_and_its_end() -> None:
-    """Peaks are over all samples, those before and after included."""
     before = [sample("prompt-0", 100, 700), sample("token-0", 100, 710)]
     during = [sample("prompt-0", 40, 800), sample("token-0", 90, 720), sample("prompt-0", 60, 900)]
     after = [sample("token-0", 99, 730), sample("prompt-0", 100, 750)]

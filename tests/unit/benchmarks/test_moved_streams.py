@@ -13,7 +13,6 @@ def stream(*arrivals: tuple[float, int]) -> Stream:
 
 
 def test_the_longest_gap_counts_from_the_last_token_before_the_notice() -> None:
-    """Gaps that ended before it are the usual ones."""
     seen = stream((0.0, 1), (5.0, 2), (5.1, 3), (5.2, 4), (5.9, 5), (6.0, 6))
     assert seen.longest_gap_s(5.3) == pytest.approx(0.7)
     assert seen.longest_gap_s(5.95) == pytest.approx(0.1)

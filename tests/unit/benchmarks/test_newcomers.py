@@ -87,7 +87,6 @@ async def test_each_newcomer_meets_its_situation() -> None:
 
 
 async def test_every_server_gets_the_same_prompts() -> None:
-    """And other ones with another seed."""
     sent: list[list[list[int]]] = []
     for seed in (7, 7, 8):
         async with gateway(*BEFORE, *answers_of(LongPrompts()) * 2) as (url, bodies):
@@ -121,7 +120,6 @@ async def test_a_long_prompt_that_is_too_short_is_an_error() -> None:
 @pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "status 429")])
 @pytest.mark.parametrize("place", ["warm-up", "long prompt", "newcomer"])
 async def test_a_request_that_fails_ends_the_run(answer: ServerAnswer, message: str, place: str) -> None:
-    """With one error for the user, whichever request it was."""
     answers = {
         "warm-up": [answer],
         "long prompt": [*BEFORE, whole, whole, answer],
@@ -160,7 +158,6 @@ def readings(side: str, ttft_s: Mapping[tuple[Situation, int], list[float]]) -> 
 
 
 def test_rows_are_p50_maximum_and_ratio_to_the_idle_server() -> None:
-    """Over all repetitions and rounds, beside the peer's."""
     shape = NewcomerShape(newcomer_tokens=(100,), long_tokens=7000)
     ours = {
         (Situation.ALONE, 100): [0.1, 0.2, 0.3],
@@ -187,7 +184,6 @@ def test_rows_are_p50_maximum_and_ratio_to_the_idle_server() -> None:
 
 
 def test_an_absent_peer_is_left_out_unless_it_was_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the way to install it."""
     monkeypatch.setenv("HOME", str(tmp_path))
     console = Console(record=True, width=300)
     assert _peer_program(None, console) is None

@@ -62,7 +62,6 @@ async def test_requests_do_not_wait_for_answers() -> None:
 
 
 async def test_a_failed_request_is_an_outcome() -> None:
-    """A failed request is recorded with its reason, and the other requests continue."""
     arrivals = [TimedRequest(0.0, tokens, 3, f"prompt {tokens}") for tokens in (1, 2, 5)]
     async with completions_server(together=1) as url:
         outcomes = await run_open_loop(ServerEndpoint(url, "any"), arrivals)
@@ -71,7 +70,6 @@ async def test_a_failed_request_is_an_outcome() -> None:
 
 
 async def test_a_server_that_is_not_there_is_an_outcome() -> None:
-    """A refused connection is recorded as the client's error."""
     (outcome,) = await run_open_loop(ServerEndpoint("http://127.0.0.1:1", "any"), [TimedRequest(0.0, 3, 1, "prompt")])
     assert outcome.latency_s is None
     assert outcome.failure

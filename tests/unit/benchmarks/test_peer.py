@@ -27,7 +27,6 @@ def test_no_round_and_no_workload_shares_its_prompts() -> None:
 
 
 def test_quick_workloads_keep_their_shape() -> None:
-    """Quick workloads are shorter, and a quick closed loop still fills its streams."""
     for quick, whole in zip(choose_workloads("w1,w2,w3,w4", quick=True), WORKLOADS, strict=True):
         assert (quick.name, quick.figures) == (whole.name, whole.figures)
         if isinstance(whole.load, ClosedLoop) and isinstance(quick.load, ClosedLoop):
@@ -39,7 +38,6 @@ def test_quick_workloads_keep_their_shape() -> None:
 
 @pytest.mark.parametrize("names", ["", "w5", "w1,w9", ","])
 def test_unknown_workloads_are_refused(names: str) -> None:
-    """The error has the known workloads."""
     with pytest.raises(CommandError, match="w1,w2,w3,w4"):
         choose_workloads(names, quick=False)
 

@@ -11,7 +11,6 @@ from tests.unit.cli.command_line import CommandLine
 
 
 def test_every_decision_is_measured(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Configurations that fit are found, maps have a bound, and plans move something."""
     file = tmp_path / "planning.json"
     ended = spotwise(*f"bench dev planning --quick --json {file}".split())
     assert ended.status == 0, ended.stderr

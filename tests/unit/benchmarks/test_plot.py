@@ -30,7 +30,6 @@ def test_a_plot_is_written_in_the_format_of_its_name(tmp_path: Path) -> None:
 
 
 def test_completion_times_are_drawn_with_a_line_for_each_discipline(tmp_path: Path) -> None:
-    """The SVG has a named line for each policy."""
     drawing = tmp_path / "plots" / "times.svg"
     plot_completion_times({"fcfs": [1.0, 2.0, 30.0], "mlfq": [0.5, 1.0, 40.0]}, drawing)
     text = drawing.read_text()
@@ -38,7 +37,6 @@ def test_completion_times_are_drawn_with_a_line_for_each_discipline(tmp_path: Pa
 
 
 def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    """A file name without a format is refused before anything runs, with the formats."""
     with pytest.raises(CommandError, match=r"\.png, \.svg"):
         require_plotting(tmp_path / "curve")
 
@@ -47,7 +45,6 @@ def test_a_name_without_a_format_is_refused_before_anything_runs(tmp_path: Path)
 def test_a_missing_library_is_reported_with_the_option_that_needs_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, option: str
 ) -> None:
-    """The error names the option that needs the library, and how to install it."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(CommandError, match=rf"{option} needs matplotlib.*pip install"):
         require_plotting(tmp_path / "curve.png", option)

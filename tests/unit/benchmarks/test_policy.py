@@ -26,7 +26,6 @@ def test_times_count_from_when_a_job_was_to_be_sent() -> None:
 
 
 def test_a_chunk_may_be_several_tokens() -> None:
-    """All tokens count, wherever they came."""
     found = figures([outcome(0.0, (1.0, 2.0), 6), outcome(2.0, (1.0,), 1)])
     assert found["output tokens/s while requests come"] == 6 / 2
 
@@ -41,6 +40,5 @@ def test_capacity_is_measured_in_the_middle_of_a_storm() -> None:
 
 
 def test_a_storm_without_figures_is_refused() -> None:
-    """A storm that gives no rate is refused with the option to change."""
     with pytest.raises(CommandError, match="--requests"):
         requests_per_s([outcome(0.0, (1.0,), 1)])

@@ -53,7 +53,6 @@ async def test_a_short_request_overtakes_only_where_it_may_join(workers: int, re
 
 
 async def test_a_server_that_is_gone_ends_the_probe_with_one_error() -> None:
-    """The command shows one line and no group of exceptions."""
     async with streaming_server(1, request_level=False) as url:
         pass
     with pytest.raises(CommandError):

@@ -7,7 +7,6 @@ from spotwise.cli.bench.report import ReportRow, Target
 
 
 def test_rounds_alternate_their_order() -> None:
-    """A B C, C B A, A B C."""
     assert [in_order_of_round(number, ["a", "b", "c"]) for number in (1, 2, 3)] == [
         ("a", "b", "c"),
         ("c", "b", "a"),

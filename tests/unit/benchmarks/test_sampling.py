@@ -11,7 +11,6 @@ from spotwise.benchmarks.sampling import sampled
 
 
 async def test_samples_are_taken_as_long_as_the_block_lasts() -> None:
-    """The first at its beginning, none behind its end."""
     taken = 0
     thrice = asyncio.Event()
 

@@ -22,7 +22,6 @@ def test_every_decision_is_timed_once() -> None:
 
 
 def test_a_fleet_that_is_full_lets_requests_wait() -> None:
-    """A full fleet lets requests wait, and heartbeats place them."""
     taken = measure(20, 300, 200, 1, lambda count: None)
     assert taken.waited > 0
     assert len(taken.answers_us) >= 200
@@ -60,7 +59,6 @@ def test_with_lives_some_requests_pass_over_a_shorter_queue() -> None:
 
 
 def test_the_command_prints_figures_and_targets(spotwise: CommandLine) -> None:
-    """Both runs, and the bound that decisions are held against."""
     ended = spotwise("bench", "dev", "scheduler", "--quick")
     assert ended.status == 0, ended.stderr
     for name in ("with room: decision p50", "full: decision p99", "<= 1x"):
@@ -69,7 +67,6 @@ def test_the_command_prints_figures_and_targets(spotwise: CommandLine) -> None:
 
 
 def test_the_command_repeats_each_run_with_lives(spotwise: CommandLine) -> None:
-    """By an option."""
     ended = spotwise("bench", "dev", "scheduler", "--quick", "--lives")
     assert ended.status == 0, ended.stderr
     for name in ("with room, by life: decision p50", "full, by life: report of the fleet p50"):

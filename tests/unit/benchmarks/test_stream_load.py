@@ -71,7 +71,6 @@ def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
 
 
 async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
-    """Tokens, failures by reason, memory and the most that were open at once."""
     answered = Counter[str]()
     async with gateway(whole, failing, whole) as (url, bodies):
         endpoint = MeshEndpoint(url, "m", "redis://127.0.0.1:2/0", mesh)

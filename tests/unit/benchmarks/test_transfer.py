@@ -81,7 +81,6 @@ def test_targets_are_held_against_what_is_the_default() -> None:
 
 
 def test_the_overall_bandwidth_is_read() -> None:
-    """The bandwidth of the whole run is read in MiB/s."""
     assert overall_bandwidth(PERFTEST) == 9500.0 * 2**20
     with pytest.raises(CommandError, match="something else"):
         overall_bandwidth("Final: 3 words only")
@@ -90,7 +89,6 @@ def test_the_overall_bandwidth_is_read() -> None:
 
 
 def test_transports_are_named_without_their_devices() -> None:
-    """Each transport appears once, by its UCX name."""
     assert Bandwidth(1.0, "tcp/lo,tcp/eth0").ucx_transports == "tcp"
     assert Bandwidth(1.0, "rc_mlx5/mlx5_0:1,cma/memory").ucx_transports == "cma,rc_mlx5"
 

@@ -42,7 +42,6 @@ def result(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_figures_are_the_clients_own() -> None:
-    """The figures keep the client's names, and other entries are left out."""
     figures = read_result(result(), LOAD)
     assert figures["total_token_throughput"] == 1631.0
     assert figures["median_ttft_ms"] == 1400.0
@@ -66,7 +65,6 @@ def test_a_short_answer_is_no_result() -> None:
 
 
 def test_another_releases_file_is_refused() -> None:
-    """The error has the missing figures."""
     short = result()
     del short["median_tpot_ms"]
     with pytest.raises(CommandError, match="wrote no median_tpot_ms"):
@@ -92,7 +90,6 @@ def test_the_command_line_is_the_workload() -> None:
 
 
 def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
-    """A path that is nothing, and one that is no program."""
     plain = tmp_path / "vllm"
     plain.touch()
     for path in (tmp_path / "nowhere", plain):
@@ -101,7 +98,6 @@ def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
 
 
 def test_a_peer_that_is_there_is_found_with_its_version(tmp_path: Path) -> None:
-    """The version is read beside the program, which starts nothing."""
     program = tmp_path / "bin" / "vllm"
     program.parent.mkdir()
     program.touch(mode=0o755)

@@ -36,7 +36,6 @@ def mesh(**options: Any) -> MeshOptions:
 
 
 def test_folders_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also those of the environment, which options replace."""
     monkeypatch.chdir(folder.parent)
     assert adapters_option(()) == ""
     assert adapters_option(["law=law", "poems=./law"]) == f"law={folder},poems={folder}"
@@ -46,7 +45,6 @@ def test_folders_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_all_services_that_depend_on_the_model_get_them(folder: Path) -> None:
-    """Gateway and workers."""
     options = mesh(adapters=f"law={folder}")
     services = mesh_processes(options, "nats://h", "redis://h", LocalHost((0, 1), native_kernels=True))
     env = {service.service_id: service.env.get("SPOTWISE_ADAPTERS") for service in services}
@@ -69,7 +67,6 @@ def test_an_adapter_is_not_called_as_the_model_is() -> None:
 
 @pytest.mark.parametrize("given", ["law", "law=/no/such/folder", "law=README.md,x=y", "a b=README.md"])
 def test_a_wrong_adapter_is_named_and_ends_with_status_2(spotwise: CommandLine, given: str) -> None:
-    """Before a model is looked for."""
     ended = spotwise("up", "--adapter", given)
     assert ended.status == 2, ended.stderr
     assert "--adapter" in ended.stderr

@@ -74,7 +74,6 @@ def test_without_the_key_the_refusal_is_reported(spotwise: CommandLine, gateway_
 def test_a_report_that_cannot_be_written_is_refused_before_the_run(
     spotwise: CommandLine, tmp_path: Path, place: str
 ) -> None:
-    """The error names the option, and no request is sent."""
     (tmp_path / "a-file").write_text("")
     ended = spotwise("bench", "load", "--url", "http://127.0.0.1:1", "--json", str(tmp_path / place))
     assert ended.status == 2

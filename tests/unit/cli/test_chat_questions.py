@@ -24,7 +24,6 @@ def test_what_is_no_gateways_url_is_refused_by_the_options_name(spotwise: Comman
 
 @pytest.mark.parametrize("question", ["", "  \n"])
 def test_a_blank_question_is_no_question(spotwise: CommandLine, question: str) -> None:
-    """A blank question is refused, as an argument and on stdin."""
     ended = spotwise("chat", question, "--url", NOBODY)
     assert ended.status == 1
     assert "there is no question" in ended.stderr

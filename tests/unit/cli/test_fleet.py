@@ -104,7 +104,6 @@ def test_a_life_is_that_of_the_instances_zone_or_else_of_its_type_without_a_zone
 
 
 def test_what_was_refused_is_named_while_it_rests() -> None:
-    """With the provider's words."""
     text = shown(replace(VIEW, report=replace(REPORT, offers=(REFUSED,))))
     assert "small, spot in zone-a: not asked for 45 s more: no capacity" in text
     assert "not asked" not in shown(

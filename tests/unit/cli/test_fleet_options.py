@@ -89,7 +89,6 @@ def files(tmp_path: Path) -> Path:
     ],
 )
 def test_what_does_not_go_together_is_refused(spotwise: CommandLine, files: Path, options: str, said: str) -> None:
-    """Before anything starts, with what to do."""
     ended = spotwise("up", *(word.replace("FILES", str(files)) for word in options.split()))
     assert ended.status == 2, ended.stderr
     assert said in ended.stderr

@@ -22,7 +22,6 @@ def silent_for(
 
 
 def test_silence_beside_others_that_live_is_a_hang() -> None:
-    """A process is hung once it has been silent for the whole limit."""
     assert silent_for(14, others=True) == {}
     assert silent_for(15, others=True) == {"token-0": 7}
 

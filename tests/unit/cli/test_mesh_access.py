@@ -54,7 +54,6 @@ def test_addresses_are_all_given_or_all_recorded(local_mesh: str) -> None:
 
 
 def test_one_server_needs_only_its_own_address(local_mesh: str) -> None:
-    """The address of one server is the given or the recorded one."""
     assert find_broker(local_mesh, None) == LOCAL.nats_url
     assert find_broker(local_mesh, OTHER.nats_url) == OTHER.nats_url
     assert find_store(local_mesh, None) == LOCAL.redis_url
@@ -77,7 +76,6 @@ def test_one_server_needs_only_its_own_address(local_mesh: str) -> None:
 def test_a_wrong_or_missing_address_ends_with_status_2(
     spotwise: CommandLine, local_mesh: str, command: str, option: str
 ) -> None:
-    """The option is named, no connection is made, and there is no traceback."""
     ended = spotwise(*command.split())
     assert ended.status == 2, ended.stderr
     assert option in ended.stderr
@@ -87,7 +85,6 @@ def test_a_wrong_or_missing_address_ends_with_status_2(
 def test_a_drain_without_waiting_needs_no_store(
     spotwise: CommandLine, local_mesh: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The broker's address is enough, and the only one used."""
     brokers: list[str] = []
 
     async def send(nats_url: str, worker: str, seconds: float) -> None:

@@ -30,7 +30,6 @@ def plan(cores: int = 2, *, native: bool = False, **options: object) -> dict[str
 
 
 def test_the_default_mesh_has_six_services() -> None:
-    """One of each, by the names that other commands show."""
     services = plan()
     modules = {service_id: service.argv[-1] for service_id, service in services.items()}
     assert modules == {
@@ -56,7 +55,6 @@ def test_every_service_knows_itself_its_servers_and_the_model() -> None:
 
 
 def test_every_service_knows_the_mesh_secret() -> None:
-    """Also one that joins later."""
     secret = Path("/run/mesh.secret")
     services = plan(mesh_secret_file=secret)
     assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
@@ -66,7 +64,6 @@ def test_every_service_knows_the_mesh_secret() -> None:
 
 
 def test_only_the_gateway_gets_a_listen_address() -> None:
-    """Host and port come from the options."""
     services = plan(host="0.0.0.0", port=9000)
     assert (services["gateway-0"].env["SPOTWISE_HOST"], services["gateway-0"].env["SPOTWISE_PORT"]) == (
         "0.0.0.0",
@@ -96,7 +93,6 @@ def test_replicas_serve_their_metrics_at_ports_of_their_own() -> None:
 
 
 def test_only_planner_and_watcher_are_dispensable() -> None:
-    """Only planner and watcher are dispensable, for no request waits for them."""
     services = plan(prompt_workers=2)
     assert {service_id for service_id, service in services.items() if not service.is_essential} == {
         "planner-0",
@@ -252,7 +248,6 @@ def test_options_reach_simulated_workers() -> None:
 
 
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
-    """A worker that joins a simulated mesh is simulated, alone in its process."""
     mesh = MeshOptions(name="x", model_folder=Path("/m"), model_name="m", engine=EngineKind.SIMULATED)
     joining = joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), False))
     assert joining.argv[-1] == "spotwise.worker.simulated"
@@ -275,7 +270,6 @@ def test_a_mesh_without_a_worker_for_a_phase_is_refused(workers: tuple[int, int,
 
 
 def test_a_mixed_worker_alone_is_a_mesh() -> None:
-    """A mixed worker alone makes a mesh, for it does both phases."""
     assert "mixed-0" in plan(prompt_workers=0, token_workers=0, mixed_workers=1)
 
 
@@ -354,7 +348,6 @@ def fleet_plan(cores: int = 4, **options: object) -> dict[str, ServiceProcess]:
 
 
 def test_a_mesh_that_buys_its_instances_has_no_workers_at_first() -> None:
-    """They come with the instances."""
     assert set(fleet_plan()) == {"gateway-0", "scheduler-0", "planner-0", "watcher-0"}
 
 

@@ -42,7 +42,6 @@ def test_each_service_has_a_user_of_its_own_and_workers_share_one() -> None:
 
 
 def test_no_service_has_anothers_password() -> None:
-    """Only the supervisor's record has the secrets from which all passwords come."""
     planned = services()
     passwords: dict[str, set[str]] = {}
     for service in planned.values():
@@ -72,7 +71,6 @@ def test_the_servers_get_all_users() -> None:
 
 
 def test_servers_of_the_users_own_keep_their_urls() -> None:
-    """Every process gets the given URL, with the user that it names."""
     given = MeshServers(broker=ServerAccess(url="nats://a:b@h:1"), store=ServerAccess(url="redis://:c@h:2/0"))
     for service in services(given).values():
         assert service.env["SPOTWISE_NATS_URL"] == "nats://a:b@h:1"

@@ -56,8 +56,6 @@ def test_a_request_that_has_just_begun_is_found_once_its_ledger_is_written() -> 
 
 
 def test_a_request_that_has_ended_is_not_waited_for() -> None:
-    """Its ledger says so."""
-
     async def found() -> dict[str, tuple[int, str]]:
         store = MemoryStore()
         await store.append_ledger(ASSIGNED, entry("completed"))

@@ -69,7 +69,6 @@ def test_each_field_is_an_option_and_the_command_gets_the_model() -> None:
 
 
 def test_the_fields_that_are_set_are_those_that_were_given() -> None:
-    """Also one that is given its default, and one from the environment."""
     painted = Painted()
     assert painted().model_fields_set == set()
     assert given_flags(painted("--coats", "2", "--pot", "4KiB", PAINT_NAMES="a b")) == ["--coats", "--name", "--pot"]

@@ -29,7 +29,6 @@ def test_sizes_are_read_as_written(text: str, size_bytes: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "much", "4XiB", "-1GiB", "0", "0GiB", "GiB"])
 def test_what_is_no_size_is_refused_with_the_option_and_an_example(text: str) -> None:
-    """The message can be acted on."""
     with pytest.raises(CommandError, match=r"--kv-cache.*4GiB"):
         parse_size(text, "--kv-cache")
 

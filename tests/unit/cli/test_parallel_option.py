@@ -31,7 +31,6 @@ def shape(stages: int, shards: int) -> GroupShape:
     ],
 )
 def test_pools_have_shapes(text: str, expected: WorkerPools) -> None:
-    """Both phases together, apart with a shape each, apart with one shape."""
     assert parse_parallel(text) == expected
 
 

@@ -43,7 +43,6 @@ def test_identical_commands_are_reported(spotwise: CommandLine, journals: Path, 
 
 
 def test_a_difference_is_shown_and_ends_with_status_1(spotwise: CommandLine, journals: Path, tmp_path: Path) -> None:
-    """The event, the command then and the command now."""
     path = next(journals.glob(f"*{SUFFIX}"))
     path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()).replace(b"no_workers", b"never_fits")))
     ended = spotwise("replay", str(journals))
@@ -60,7 +59,6 @@ def test_an_unreadable_journal_is_one_error_line(spotwise: CommandLine, tmp_path
 
 
 def test_a_result_that_cannot_be_written_is_an_error(spotwise: CommandLine, journals: Path, tmp_path: Path) -> None:
-    """After the table, which is worth seeing."""
     ended = spotwise("replay", str(journals), "--json", str(tmp_path))
     assert ended.status == 1
     assert "cannot be written" in ended.stderr

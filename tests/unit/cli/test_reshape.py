@@ -85,7 +85,6 @@ async def test_a_re_shape_is_shown_from_its_plan_to_its_summary(terminal: bool) 
 
 
 async def test_a_dry_run_shows_the_plan_and_ends() -> None:
-    """There is nothing to follow."""
     prediction = m.PredictedReshape((NEW,), ("mixed-c7-0",), ("mixed-0",), 3 << 20, 1 << 20, 0.5, 0.05)
     screen = Screen()
     async with answering(m.ReshapeReply(True, "1,2,1: planned", 0, prediction)) as bus:
@@ -124,7 +123,6 @@ async def test_what_fails_is_said_in_one_line(
 
 
 async def test_a_mesh_without_a_planner_is_named() -> None:
-    """No planner listens."""
     with pytest.raises(CommandError, match="no migration planner is in the mesh"):
         await reshape_mesh(MemoryBus(MemoryBroker()), MemoryStore(), ORDER, Screen().console, 1.0)
 
@@ -169,7 +167,6 @@ def test_shapes_are_read_as_they_are_written() -> None:
 
 
 def test_without_a_mesh_it_ends_with_one_line(spotwise: CommandLine) -> None:
-    """As every command."""
     ended = spotwise("reshape", "1,2,1")
     assert ended.status == 1
     assert "no mesh named 'default' runs here" in ended.stderr

@@ -30,7 +30,6 @@ def make_state() -> RunState:
 
 
 def test_what_is_written_is_read(tmp_path: Path) -> None:
-    """A state survives the round trip, and no draft file is left."""
     path = tmp_path / "state.json"
     write_state(path, make_state())
     assert read_state(path) == make_state()
@@ -48,7 +47,6 @@ def test_only_its_owner_reads_it(tmp_path: Path) -> None:
 
 
 def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A record that cannot be written leaves the whole old one."""
     path = tmp_path / "state.json"
     write_state(path, make_state())
 
@@ -77,7 +75,6 @@ def test_the_folder_of_a_mesh_is_its_owners(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_processes_are_those_that_run(tmp_path: Path) -> None:
-    """A service that left has none."""
     assert make_state().processes() == (ProcessIdentity(11, 1001),)
 
 

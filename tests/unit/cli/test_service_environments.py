@@ -76,7 +76,6 @@ if __name__ == "__main__":
 def test_the_embedded_store_has_room_for_the_budget(
     given: str | None, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With what a server takes beside it."""
     monkeypatch.delenv("SPOTWISE_STORE_BYTES", raising=False)
     if given is not None:
         monkeypatch.setenv("SPOTWISE_STORE_BYTES", given)

@@ -22,7 +22,6 @@ def member(kind: MemberKind) -> MemberStatus:
 
 
 def test_a_mesh_with_any_worker_is_whole() -> None:
-    """Every worker can do both phases."""
     assert missing_services([member(kind) for kind in NEEDED]) == []
     assert missing_services([member(kind) for kind in (*NEEDED[:2], MemberKind.PROMPT_WORKER)]) == []
 

@@ -10,13 +10,11 @@ USES = {Kind.LEDGERS: RoomUse(3 << 19, 2 << 20), Kind.REQUESTS: RoomUse(0, 1 << 
 
 
 def test_what_is_kept_is_shown_beside_its_room() -> None:
-    """Of what has been kept at all."""
     assert use_line(USES) == "kept in the store, MiB: ledgers 1.5 of 2.0, requests 0.0 of 1,024.0"
     assert use_line({Kind.RESPONSES: RoomUse()}) == "kept in the store, MiB: nothing"
 
 
 def test_a_store_that_was_full_of_late_is_a_problem() -> None:
-    """With what it was full for, and what to do."""
     assert store_problems(USES, NOW_S) == []
     full = {**USES, Kind.REQUESTS: RoomUse(9, 9, NOW_S), Kind.RECORDS: RoomUse(9, 9, NOW_S - FULL_FOR_S)}
     (problem,) = store_problems(full, NOW_S + 1)

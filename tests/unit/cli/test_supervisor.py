@@ -39,7 +39,6 @@ def test_restarts_come_ever_more_slowly_and_become_too_many() -> None:
 
 
 def test_old_deaths_are_forgotten() -> None:
-    """A process that dies once an hour is always started again, at once."""
     limit = RestartLimit()
     assert {limit.delay_after_death(hour * 3600.0) for hour in range(20)} == {0.25}
     assert not limit.too_often(20 * 3600.0)
@@ -308,7 +307,6 @@ def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
     ],
 )
 def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None) -> None:
-    """The reason is read from both log formats, and from no other line."""
     assert reason_for_not_serving(["2026Z [info     ] loading", line, "bye"]) == reason
 
 
@@ -325,7 +323,6 @@ def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Pat
 
 
 def test_followed_logs_show_complete_lines_once(tmp_path: Path) -> None:
-    """A line that is still being written waits."""
     path = tmp_path / "log"
     follower = LogFollower({"token-0": path})
     assert list(follower.new_lines()) == []

@@ -54,7 +54,6 @@ def test_a_public_gateway_without_keys_gets_a_warning(host: str, monkeypatch: py
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
 def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A gateway that only this machine reaches gets no warning."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     assert public_access_warning(options(host)) is None
 

@@ -27,7 +27,6 @@ async def test_an_instance_that_may_stay_has_no_sign() -> None:
 
 
 async def test_an_action_has_its_deadline_and_a_recommendation_has_none() -> None:
-    """The one is a notice, the other a hint."""
     async with MetadataServer() as server:
         server.recommend_rebalance()
         deadline_s = server.announce(NOW + 120)
@@ -73,7 +72,6 @@ def test_a_token_is_renewed_before_it_ends() -> None:
 
 
 def test_a_service_that_refuses_its_own_token_is_a_problem_and_no_loop() -> None:
-    """Each document is requested twice, with a new token between."""
     found, _ = answered(Aws().query(NOW), [TOKEN_GIVEN, *[HttpAnswer(401), TOKEN_GIVEN, HttpAnswer(401)] * 2])
     assert found.signs == ()
     assert found.problem == f"GET {INSTANCE_ACTION}: status 401; GET {REBALANCE}: status 401"
@@ -125,7 +123,6 @@ def test_an_action_that_cannot_be_read_is_a_problem(body: bytes) -> None:
 
 
 async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Another cloud's service gives no AWS token."""
     async with MetadataServer(clouds=("aws",)) as server:
         assert await carried_out(Aws().detect(), server)
     async with MetadataServer(clouds=("gcp", "azure", "kubernetes")) as server:

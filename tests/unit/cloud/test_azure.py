@@ -46,7 +46,6 @@ async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
 
 
 async def test_an_acknowledgement_lets_the_event_begin() -> None:
-    """An acknowledged event begins, and is listed no more."""
     async with MetadataServer() as server:
         azure = Azure()
         server.announce(NOW + 30)

@@ -113,7 +113,6 @@ def wait_for_questions(metadata: Metadata, more: int) -> None:
 def test_without_a_renewal_the_instance_shuts_down(
     metadata: Metadata, run: Callable[[], subprocess.Popen[bytes]], tmp_path: Path, mark: str | None
 ) -> None:
-    """After as many minutes as were given."""
     if mark is not None:
         metadata.tags[MARK_TAG] = lambda _: mark
     assert run().wait(60) == 0

@@ -35,7 +35,6 @@ async def fetched(server: MetadataServer, request: HttpRequest, timeout_s: float
     [(("aws",), "aws"), (("gcp",), "gcp"), (("azure",), "azure"), (("kubernetes",), "kubernetes"), ((), None)],
 )
 async def test_the_cloud_of_a_machine_is_found(spoken: tuple[str, ...], found: str | None) -> None:
-    """The cloud is detected by the endpoints that exist."""
     async with MetadataServer(clouds=spoken) as server, HttpClient(server.url, 5.0) as door:
         here = await detect([(cloud, door) for cloud in ORDER])
     assert (here[0].name if here else None) == found
@@ -99,7 +98,6 @@ async def test_drops_that_never_end_are_cut_off() -> None:
 
 
 async def test_no_server_is_a_failure_with_its_reason() -> None:
-    """A refused connection is a failure with a message."""
     async with HttpClient(f"http://{LOOPBACK}:{free_port()}", 5.0) as door:
         assert (await door.converse(one_question(HttpRequest("GET", "/")))).failure == "no connection"
 
@@ -131,5 +129,4 @@ def test_dates_of_all_clouds_are_unix_time(text: str) -> None:
 
 @pytest.mark.parametrize("text", [None, "", "soon", 17, "Sun, 99 Nov 2026 15:00:00 GMT", "0000-00-00T00:00:00Z", ","])
 def test_what_is_no_date_is_none(text: object) -> None:
-    """A text that is no date gives `None`."""
     assert unix_s(text) is None

@@ -14,8 +14,6 @@ from typing import Any, cast
 import boto3
 import pytest
 from botocore import exceptions as boto
-from moto import mock_aws
-from moto.ec2.models import ec2_backends
 
 from spotwise.cli.fleet_orphans import end_orphans, find_orphans
 from spotwise.cloud import ec2_instances
@@ -60,6 +58,8 @@ def account() -> Iterator[None]:
 @pytest.fixture(scope="module")
 def moto_client(account: None) -> Iterator[Ec2Client]:
     """boto3's client of moto's EC2: opened once, which takes longest."""
+    from moto import mock_aws  # takes a second, which no process should spend that only collects these tests
+
     with mock_aws():
         client = boto3.client("ec2")
         yield client
@@ -69,6 +69,8 @@ def moto_client(account: None) -> Iterator[Ec2Client]:
 @pytest.fixture
 def ec2(moto_client: Any) -> Ec2StandIn:
     """An empty account with a launch template `worker`, capacity for four instances of two types."""
+    from moto.ec2.models import ec2_backends
+
     ec2_backends[ACCOUNT][REGION].reset()
     moto_client.create_launch_template(LaunchTemplateName="worker", LaunchTemplateData={"ImageId": IMAGE})
     return Ec2StandIn(moto_client, 4, (TYPE, OTHER))
@@ -296,7 +298,6 @@ async def test_one_that_vanished_does_not_keep_the_others(ec2: Ec2StandIn) -> No
 
 
 async def test_many_instances_come_page_by_page(ec2: Ec2StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Instances are listed and ended in pages, here of five."""
     monkeypatch.setattr(ec2_instances, "_PAGE", 5)
     ec2.room = 7
     mine = provider(ec2)
@@ -360,7 +361,6 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
 async def test_each_error_is_raised_with_its_cause(
     empty: Ec2StandIn, action: str, failure: Exception, expected: type[Exception], says: str
 ) -> None:
-    """Each EC2 error is raised with its cause and what to do about it."""
     if action == "run_instances":
         empty.failing.append(("run_instances", failure))
     # Without permission for fleets RunInstances is called, and without permission for that either, an error is raised.
@@ -395,7 +395,6 @@ async def test_of_many_pools_errors_the_retryable_one_is_raised(
 
 @pytest.mark.parametrize("action", ["describe_instances", "terminate_instances"])
 async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: str) -> None:
-    """A refusal, and a wish for patience."""
     mine = provider(ec2)
     acquired = ids(await mine.acquire(order()))
     for failure, expected in (
@@ -464,7 +463,6 @@ def throttling(account: None) -> Iterator[str]:
 
 
 async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> None:
-    """boto3 repeats a throttled call, at the address of the options."""
     mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
     assert await mine.instances() == []
     assert _Throttles.calls == 2
@@ -472,7 +470,6 @@ async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> No
 
 
 async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) -> None:
-    """A throttled call that has used its attempts raises `ProviderUnavailable`."""
     options = Ec2Options("worker", endpoint_url=throttling, region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
@@ -482,7 +479,6 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
 
 
 async def test_no_server_at_the_address_is_an_error(account: None) -> None:
-    """The error of an unreachable endpoint contains its address."""
     options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
     mine = await Ec2Instances.connect("mesh-a", options)
     with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:1"):
@@ -491,7 +487,6 @@ async def test_no_server_at_the_address_is_an_error(account: None) -> None:
 
 
 async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without boto3 only `connect` fails, with the package to install."""
     imported = builtins.__import__
 
     def without(name: str, *args: Any, **named: Any) -> Any:
@@ -512,7 +507,6 @@ async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.Monke
 async def test_wrong_settings_are_refused_at_once(
     account: None, monkeypatch: pytest.MonkeyPatch, wrong: dict[str, Any]
 ) -> None:
-    """Wrong settings are refused before any call is made."""
     monkeypatch.delenv("AWS_DEFAULT_REGION")
     options = replace(Ec2Options("worker", region=REGION), **wrong)
     with pytest.raises(ProviderRefused, match="check region, profile and endpoint_url"):
@@ -521,7 +515,6 @@ async def test_wrong_settings_are_refused_at_once(
 
 @pytest.mark.parametrize("wrong", [{"launch_template": ""}, {"attempts": 0}])
 def test_wrong_options_are_refused(wrong: dict[str, Any]) -> None:
-    """The error has the name of the wrong option."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         replace(Ec2Options("worker"), **wrong)
 

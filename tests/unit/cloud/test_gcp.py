@@ -27,7 +27,6 @@ async def test_an_instance_that_is_preempted_already_is_found_at_once() -> None:
 
 
 async def test_a_second_question_waits_for_the_change() -> None:
-    """The query is held while nothing happens, and answered upon a change."""
     async with MetadataServer() as server, HttpClient(server.url, 5.0) as door:
         gcp = Gcp()
         assert await door.converse(gcp.query(NOW)) == MetadataAnswered()
@@ -41,7 +40,6 @@ async def test_a_second_question_waits_for_the_change() -> None:
 
 
 async def test_a_change_between_two_questions_is_not_missed() -> None:
-    """The second names the version that it knows."""
     async with MetadataServer() as server:
         gcp = Gcp()
         await carried_out(gcp.query(NOW), server)
@@ -79,7 +77,6 @@ def test_without_a_version_questions_stay_plain() -> None:
 
 @pytest.mark.parametrize("body", [b"", b"MAYBE", b"\xff", b"TRUE FALSE", b"<html>"])
 def test_what_is_neither_true_nor_false_is_a_problem(body: bytes) -> None:
-    """A value that is neither TRUE nor FALSE is a problem, and no sign."""
     found, _ = answered(Gcp().query(NOW), [HttpAnswer(200, body, {"etag": "1"})])
     assert (found.signs, found.problem) == ((), f"GET {PREEMPTED}: neither TRUE nor FALSE")
 

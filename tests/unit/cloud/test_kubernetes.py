@@ -62,7 +62,6 @@ def test_a_node_without_taints_has_no_sign(spec: Any) -> None:
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"{}", b'{"kind": "Pod"}', b'{"kind": "Node", "spec": 1}'])
 def test_what_is_no_node_is_a_problem(body: bytes) -> None:
-    """A malformed node is a problem, and withdraws no sign."""
     found, _ = answered(cloud().query(NOW), [HttpAnswer(200, body)])
     assert (found.signs, found.problem) == ((), "GET /api/v1/nodes/node-0: no node")
 
@@ -88,7 +87,6 @@ def test_a_token_that_cannot_be_read_is_a_problem() -> None:
 
 
 async def test_a_node_is_found_by_its_name() -> None:
-    """A node is found by its name, and not on another machine."""
     async with MetadataServer(clouds=("kubernetes",)) as server:
         assert await carried_out(cloud().detect(), server)
         assert not await carried_out(cloud("other").detect(), server)

@@ -103,7 +103,6 @@ async def test_all_of_an_instance_ends_with_its_guard_and_its_program(
 async def test_an_instance_without_a_supervisor_outlives_it(
     options: LocalOptions, supervisor: subprocess.Popen[bytes]
 ) -> None:
-    """A watcher that is started by hand, and again, finds its instances."""
     family = await family_of(replace(options, supervisor=""))
     supervisor.kill()
     supervisor.wait()

@@ -173,7 +173,6 @@ async def test_a_program_that_ends_is_gone(provider: LocalInstances) -> None:
 
 
 async def test_the_first_type_that_can_run_is_taken(provider: LocalInstances) -> None:
-    """Of several suitable types the first in the list is used."""
     request = AcquireRequest("one", ("no-such.type", "missing", "sleeps", "says"), Market.ON_DEMAND, 1)
     assert [each.instance_type for each in await provider.acquire(request)] == ["sleeps"]
 
@@ -186,7 +185,6 @@ async def test_a_program_that_is_missing_is_refused(provider: LocalInstances) ->
 
 
 async def test_a_program_that_cannot_be_run_is_refused(options: LocalOptions, tmp_path: Path) -> None:
-    """An existing program that cannot run is refused, and no instance is left."""
     program = tmp_path / "program"
     program.write_text("\0")
     program.chmod(0o755)
@@ -422,14 +420,12 @@ async def test_a_damaged_memory_is_not_taken_for_an_empty_one(options: LocalOpti
 
 
 async def test_meshes_share_the_limit(options: LocalOptions, provider: LocalInstances) -> None:
-    """All meshes of this computer share one limit."""
     await provider.acquire(order("sleeps", 3))
     other = LocalInstances("mesh-b", options)
     assert len(await other.acquire(order("sleeps", 3))) == 1
 
 
 async def test_a_limit_that_was_lowered_ends_nothing(options: LocalOptions, provider: LocalInstances) -> None:
-    """A lowered limit refuses new instances, and ends no running one."""
     await provider.acquire(order("sleeps", 3))
     lower = LocalInstances("mesh-a", replace(options, limit=1))
     with pytest.raises(NoCapacity, match="3 of 1"):

@@ -51,7 +51,6 @@ class TestTheExample(InstanceProviderContract):
 
 
 def test_the_examples_of_both_providers_are_right() -> None:
-    """The examples' options are made with existing parameters."""
     local, aws = example("local"), example("aws")
     assert isinstance(local["provider"], LocalInstances)
     assert isinstance(aws["options"], Ec2Options)

@@ -144,7 +144,6 @@ async def test_instances_go_with_their_nodes_after_a_notice(options: LocalOption
 
 
 async def test_a_node_that_leaves_soon_is_given_to_no_instance(options: LocalOptions) -> None:
-    """Also not the node of an instance that was given back on its notice."""
     clock = Hours()
     provider = traced(options, clock)
     [first] = await provider.acquire(order("one"))

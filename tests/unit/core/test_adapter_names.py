@@ -25,6 +25,5 @@ def test_names_come_with_their_folders() -> None:
     ],
 )
 def test_another_form_is_an_error(listed: str, problem: str) -> None:
-    """The error names the entry, and says what to write."""
     with pytest.raises(ValueError, match=problem):
         list(named_folders(listed))

@@ -33,7 +33,6 @@ def offer(batch: BatchBuilder, name: str, tokens: int) -> int:
 
 @pytest.mark.parametrize(("max_num_seqs", "max_prompt_tokens"), [(0, 1), (1, 0)])
 def test_limits_that_allow_nothing_are_refused(max_num_seqs: int, max_prompt_tokens: int) -> None:
-    """An iteration that can hold nothing is a mistake in the settings."""
     with pytest.raises(ValueError, match="at least 1"):
         BatchLimits(max_num_seqs, max_prompt_tokens)
 
@@ -68,7 +67,6 @@ def test_a_prompt_longer_than_the_cap_runs_alone_among_prompts() -> None:
 
 
 def test_with_cuts_no_prompt_exceeds_the_cap() -> None:
-    """The last one is cut to what is left."""
     batch = BatchBuilder(BatchLimits(8, 100, cuts_prompts=True))
     assert offer(batch, "long", 101) == 100
     batch = BatchBuilder(BatchLimits(8, 100, cuts_prompts=True))
@@ -78,7 +76,6 @@ def test_with_cuts_no_prompt_exceeds_the_cap() -> None:
 
 
 def test_a_long_prompt_joins_no_other_prompt() -> None:
-    """A long prompt waits for a batch without other prompts."""
     batch = builder()
     assert offer(batch, "short", 1)
     assert not offer(batch, "long", 101)
@@ -113,7 +110,6 @@ def test_prompts_are_cut_to_what_the_decodes_leave() -> None:
 
 
 def test_a_prompt_that_fits_exactly_is_whole_and_the_last() -> None:
-    """A prompt that takes exactly the remaining tokens leaves none for the next."""
     batch = cutting(10)
     assert offer(batch, "a", 10) == 10
     assert offer(batch, "b", 1) == 0
@@ -126,7 +122,6 @@ def test_the_prompt_cap_holds_for_parts_of_prompts_too() -> None:
 
 
 def test_a_prompt_gets_a_token_however_many_want_to_decode() -> None:
-    """A prompt takes one of the rows, so one decode less gets a token."""
     assert offer(cutting(8, decodes=100), "a", 9) == 1
 
 
@@ -177,7 +172,6 @@ def test_the_last_token_of_a_cached_prompt_does_not_pause() -> None:
 
 
 def test_decodes_pause_beside_whole_prompts_only() -> None:
-    """Where prompts are cut, decodes have their tokens before any prompt."""
     with pytest.raises(ValueError, match="decodes_pause needs whole prompts"):
         BatchLimits(8, 100, 64, decodes_pause=True)
     with pytest.raises(ValueError, match="decodes_pause needs max_stall_s=None"):

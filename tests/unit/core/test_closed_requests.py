@@ -70,7 +70,6 @@ class TestScheduler:
         assert bench.placements(submission(epoch=3)) == [("r", "t")]
 
     def test_a_submission_of_a_later_attempt_after_its_closing_is_refused(self) -> None:
-        """The closing found the attempt before it."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=1))
         bench.feed(m.CloseRequest("r", 2, finished=False))

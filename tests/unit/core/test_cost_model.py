@@ -23,13 +23,11 @@ def table(mixed_factor: float | None = None) -> TableIterationCost:
 
 
 def test_a_batch_has_the_shape_of_its_rows() -> None:
-    """A fresh prompt, a later part of one, and two decodes, counted apart."""
     rows = (BatchRow("a", 0, 10, ()), BatchRow("b", 20, 4, ()), BatchRow("c", 7, 1, ()), BatchRow("d", 30, 1, ()))
     assert BatchShape.of(Batch(rows)) == BatchShape(14, 10 * 5 + 4 * 22, 2, 8 + 31)
 
 
 def test_a_prompt_of_one_token_is_no_decode() -> None:
-    """A prompt of one token has no context, unlike a decode."""
     assert BatchShape.of(Batch((BatchRow("a", 0, 1, ()),))) == BatchShape(1, 0.5, 0, 0)
 
 
@@ -58,13 +56,11 @@ def test_a_table_continues_as_its_first_and_last_line() -> None:
 
 
 def test_prompts_cost_their_tokens_and_what_these_attend_to() -> None:
-    """A long prompt costs more than as many tokens of short ones."""
     assert table().iteration_s(BatchShape(200, pairs(0, 200))) == pytest.approx(2.0 + 2.0)
     assert table().iteration_s(BatchShape(200, 2 * pairs(0, 100))) == pytest.approx(2.0 + 1.0)
 
 
 def test_decodes_cost_their_number_and_their_context() -> None:
-    """The same batch takes longer as its sequences grow."""
     assert table().iteration_s(BatchShape(decodes=10, decode_context=500)) == pytest.approx(0.6 + 0.5)
 
 

@@ -98,7 +98,6 @@ def test_the_scheduler_forgets_what_a_silent_gateway_does_not_close() -> None:
 
 
 def test_a_worker_drops_a_sequence_that_is_overdue_before_its_prefill() -> None:
-    """It is in no iteration, and its blocks are free."""
     bench = WorkerBench()
     bench.start("r")
     commands = bench.load("r", deadline_unix_s=START_S)

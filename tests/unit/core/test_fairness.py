@@ -21,7 +21,6 @@ class TestTurns:
         assert turns(VirtualTokenCounters(), ["b1", "a1", "a2", "a3", "b2"]) == ["b1", "a1", "b2", "a2", "a3"]
 
     def test_a_tenant_that_was_served_less_catches_up(self) -> None:
-        """Six tokens of output are three rows of two."""
         counters = VirtualTokenCounters()
         counters.charge("a", 2, 2)  # 1 x 2 + 2 x 2
         assert turns(counters, ["a1", "a2", "b1", "b2", "b3", "b4"]) == ["b1", "b2", "b3", "a1", "b4", "a2"]

@@ -164,7 +164,6 @@ class TestFelled:
         assert bench.failures == {}
 
     def test_the_ledger_names_each_worker(self) -> None:
-        """The ledger of the request names all three workers, the last included."""
         bench = Bench()
         bench.open(workers=None)
         lost = []
@@ -178,7 +177,6 @@ class TestFelled:
         assert list(bench.failures) == ["r"]
 
     def test_engines_that_fail_with_it_alone_count_as_workers(self) -> None:
-        """Two gave it back, the third ended."""
         bench = Bench()
         bench.open(workers=None)
         for number in range(2):

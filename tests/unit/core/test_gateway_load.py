@@ -41,7 +41,6 @@ def counts(report: m.LoadReported) -> tuple[int, int, int, int]:
 
 
 def test_a_request_counts_at_its_arrival_and_its_output_at_its_end(bench: GatewayBench) -> None:
-    """In two reports, where it takes longer than one."""
     bench.open()
     arrived_s = bench.now
     bench.tokens((0, 50))
@@ -107,7 +106,6 @@ def test_a_request_that_fails_or_is_aborted_has_not_finished(bench: GatewayBench
 
 
 def test_each_choice_of_a_request_counts(bench: GatewayBench) -> None:
-    """Each is a sequence that the engines compute."""
     for index in range(3):
         bench.open(f"r#{index}")
         bench.tokens((0, 50), stream=index + 1, finish=FinishReason.LENGTH)
@@ -139,7 +137,6 @@ def test_a_request_without_a_token_for_long_is_late(bench: GatewayBench) -> None
 
 
 def test_a_gateway_without_an_interval_reports_nothing() -> None:
-    """As the roles of older journals, which have no such parameter."""
     bench = GatewayBench()
     bench.open()
     assert reports(bench.tick(10.0)) == []

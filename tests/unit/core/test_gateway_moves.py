@@ -42,7 +42,6 @@ def test_tokens_come_from_the_target_and_its_loss_ends_the_attempt() -> None:
 
 
 def test_tokens_that_overtake_the_report_wait_for_it() -> None:
-    """The ending as well."""
     bench = decoding()
     assert delivered(bench.tokens((2, 52), worker="x")) == []
     last = m.TokenDelta(1, 3, 53, FinishReason.LENGTH)
@@ -53,7 +52,6 @@ def test_tokens_that_overtake_the_report_wait_for_it() -> None:
 
 
 def test_a_lost_message_of_the_source_stalls_nobody() -> None:
-    """The report has the tokens that the attempt had when it moved."""
     bench = decoding()
     bench.feed(moved("x", "t", 1, 50, 51, 52, 53))
     assert delivered(bench.tokens((4, 54), worker="x")) == [52, 53, 54]

@@ -76,7 +76,6 @@ class TestRetries:
     """A later attempt that finds no worker is repeated, for a while."""
 
     def test_a_rejected_later_attempt_is_repeated_after_a_pause(self) -> None:
-        """A rejected later attempt is repeated after a pause, with the committed tokens."""
         bench = bench_with_members()
         bench.tokens((0, 50))
         bench.error()
@@ -224,7 +223,6 @@ class TestRetries:
         assert submitted(commands) == [(3, 3, (50,))]
 
     def test_tokens_of_a_lost_attempt_are_ignored_during_the_pause(self) -> None:
-        """Tokens of an abandoned attempt are ignored during the pause."""
         bench = bench_with_members()
         bench.error()
         bench.rejected(epoch=2, after_s=0.1)
@@ -260,7 +258,6 @@ class TestLostWorkers:
             assert len(submitted(leave(bench, TOKEN))) == 1
 
     def test_silence_is_a_loss(self) -> None:
-        """A silent worker counts as lost after the timeout."""
         bench = bench_with_members()
         bench.feed(PROMPT, after_s=1.5)
         commands = bench.tick(after_s=1.0)
@@ -268,7 +265,6 @@ class TestLostWorkers:
         assert "silent" in ledger(commands, "attempt_lost")[0]["reason"]
 
     def test_a_restart_is_a_loss(self) -> None:
-        """A restarted worker has lost what its first incarnation held."""
         commands = bench_with_members().feed(replace(TOKEN, incarnation=2))
         assert submitted(commands) == [(2, 2, ())]
 
@@ -297,7 +293,6 @@ class TestLostScheduler:
     """Requests that wait at a scheduler are lost with it; running ones do not need it."""
 
     def test_waiting_requests_are_submitted_again(self) -> None:
-        """When the scheduler leaves, its waiting requests are submitted again, to another one."""
         bench = bench_with_members(workers=None)
         bench.feed(m.RequestAccepted("r", 1))
         assert submitted(leave(bench, SCHEDULER)) == [(2, 2, ())]
@@ -353,7 +348,6 @@ class TestStall:
     """An attempt that brings nothing for too long counts as lost."""
 
     def test_without_a_token_for_stall_s_the_next_attempt_follows(self) -> None:
-        """Counted from the last token, or from the start."""
         bench = bench_with_members()
         for member in (PROMPT, TOKEN):
             bench.feed(member)
@@ -365,7 +359,6 @@ class TestStall:
         assert "nothing came for 60 s" in ledger(commands, "attempt_lost")[0]["reason"]
 
     def test_every_attempt_has_stall_s_from_its_submission(self) -> None:
-        """Every attempt has `stall_s` from its own submission, not from the first loss."""
         bench = GatewayBench(replace(LIMITS, recovery_s=1000.0))
         bench.open()
         assert submitted(bench.error(after_s=1.0)) == [(2, 2, ())]

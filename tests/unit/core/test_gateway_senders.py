@@ -34,7 +34,6 @@ class TestSenders:
         assert delivered(bench.tokens((0, 50), worker="p")) == [50]
 
     def test_the_prompt_worker_counts_after_the_token_worker(self) -> None:
-        """Messages of the prompt worker and the token worker may overtake each other."""
         bench = GatewayBench()
         bench.open()
         assert bench.tokens((1, 51)) == []
@@ -75,7 +74,6 @@ class TestMissingTokens:
     """Missing tokens are noticed within a second, and only the attempts that lack them fail."""
 
     def test_an_index_that_is_passed_over_is_lost_after_a_second(self) -> None:
-        """The next attempt starts from what was delivered."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50), (2, 52))
@@ -85,7 +83,6 @@ class TestMissingTokens:
         assert ledger(commands, "attempt_lost")[0]["reason"] == "tokens were lost on their way"
 
     def test_one_that_comes_late_costs_nothing(self) -> None:
-        """The second begins anew with the next gap."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50), (2, 52), (4, 54))
@@ -145,7 +142,6 @@ class TestMissingTokens:
         assert bench.tick(after_s=1.5) == []
 
     def test_a_batch_that_overtakes_its_count_closes_the_gap(self) -> None:
-        """A batch that arrives after the heartbeat that counts it closes the gap."""
         bench = GatewayBench()
         bench.open()
         bench.feed(beat(1))

@@ -30,7 +30,6 @@ class TestBeginning:
         assert bench.assigned() == []
 
     def test_later_attempts_are_not_accepted_again(self) -> None:
-        """The acceptance of later attempts is not reported to the client again."""
         bench = GatewayBench()
         bench.open()
         bench.error()
@@ -44,7 +43,6 @@ class TestBeginning:
         assert bench.assigned() == []
 
     def test_news_of_another_attempt_or_of_an_unknown_request_is_ignored(self) -> None:
-        """Acceptance and assignment of another attempt, or of an unknown request, are ignored."""
         bench = GatewayBench()
         bench.open(workers=None)
         assert bench.feed(m.RequestAccepted("r", 2)) == []
@@ -57,7 +55,6 @@ class TestOrder:
     """Indexes 0, 1, 2, ... without gap or repeat."""
 
     def test_tokens_are_handed_on_as_they_come(self) -> None:
-        """One delivery for each message and request."""
         bench = GatewayBench()
         bench.open()
         (first,) = only(bench.tokens((0, 50)), g.Deliver)
@@ -75,7 +72,6 @@ class TestOrder:
         assert delivered(bench.tokens((3, 53))) == [53]
 
     def test_an_end_that_overtook_waits_too(self) -> None:
-        """The reason comes with the last token, and the request is closed then."""
         bench = GatewayBench()
         bench.open()
         assert bench.tokens((1, 51), finish=FinishReason.LENGTH) == []
@@ -85,7 +81,6 @@ class TestOrder:
         assert bench.role.open_requests == 0
 
     def test_duplicates_change_nothing(self) -> None:
-        """A duplicate of a delivered or of a waiting token is ignored."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50))
@@ -107,7 +102,6 @@ class TestOrder:
         ]
 
     def test_an_ending_without_a_token_that_is_no_error_delivers_nothing(self) -> None:
-        """There is nothing to hand on."""
         bench = GatewayBench()
         bench.open()
         assert bench.feed(m.TokenBatch("t", (m.TokenDelta(1, 0, None, FinishReason.ABORT),))) == []
@@ -182,7 +176,6 @@ class TestEnds:
         assert only(bench.feed(g.RequestClosed("r")), g.CloseAttempts)[0].order == m.CloseRequest("r", 2, False)
 
     def test_an_error_that_no_attempt_would_escape_fails_the_request(self) -> None:
-        """An error that every attempt would meet fails the request with the worker's message."""
         bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50))
@@ -211,7 +204,6 @@ class TestEnds:
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "no scheduler listens", 1.0)
 
     def test_without_a_store_it_fails_with_a_code_of_its_own(self) -> None:
-        """An unavailable store has an error code of its own."""
         bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "no answer", store_is_away=True))

@@ -42,7 +42,6 @@ def test_later_attempts_require_those_of_the_first_token() -> None:
 
 
 def test_a_worker_without_weights_leaves_none_to_require() -> None:
-    """A worker without a digest, or one without heartbeats, leaves no weights to require."""
     bench = GatewayBench()
     bench.feed(worker_member("t"))
     bench.open()

@@ -73,7 +73,6 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_an_invalid_value_is_refused_by_name(name: str) -> None:
-    """An invalid value raises a `ValueError` with its name, before any computation."""
     make, message = CASES[name]
     with pytest.raises(ValueError, match=message):
         make()

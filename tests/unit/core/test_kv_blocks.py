@@ -16,7 +16,6 @@ def test_a_pool_without_blocks_or_tokens_is_refused(num_blocks: int, block_size:
 
 @pytest.mark.parametrize(("tokens", "blocks"), [(0, 0), (1, 1), (15, 1), (16, 1), (17, 2), (160, 10)])
 def test_a_begun_block_counts_whole(tokens: int, blocks: int) -> None:
-    """Tokens are rounded up to whole blocks."""
     assert BlockPool(10, 16).blocks_for(tokens) == blocks
 
 
@@ -82,7 +81,6 @@ def test_a_block_with_content_is_found_while_it_is_owned_and_after() -> None:
 
 
 def test_a_shared_block_is_free_when_its_last_owner_is_gone() -> None:
-    """Two owners, one block, two ways out."""
     pool = pool_with({"a": (b"1",)})
     pool.allocate("b", 32, pool.find([b"1"]))
     assert (pool.used_blocks, pool.owned_by("b")) == (2, (0, 1))

@@ -32,7 +32,6 @@ def test_every_layer_and_head_goes_over_once(source: tuple[int, int], target: tu
 
 
 def test_parts_that_share_nothing_have_no_overlap() -> None:
-    """Other layers, or other heads of the same layers."""
     part = KvPart.of(range(2, 4), range(2))
     assert part.overlap(KvPart.of(range(4, 6), range(2))) is None
     assert part.overlap(KvPart.of(range(2, 4), range(2, 4))) is None

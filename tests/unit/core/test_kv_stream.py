@@ -16,7 +16,6 @@ def chunks(stream: KvStream) -> list[tuple[int, int, int, int]]:
 
 
 def test_nothing_leaves_before_it_is_written() -> None:
-    """An opened push has nothing to send."""
     stream = KvStream(4, 3, cell_bytes=10, chunk_bytes=1000)
     assert not stream.has_chunk
     assert stream.next_chunk() is None
@@ -94,7 +93,6 @@ def test_blocks_of_an_earlier_part_leave_while_a_later_one_is_computed() -> None
 
 
 def test_less_than_was_reported_before_changes_nothing() -> None:
-    """A report of less than before is late and changes nothing."""
     stream = KvStream(2, 3, cell_bytes=10, chunk_bytes=1000)
     stream.wrote(2, 3)
     stream.wrote(2, 1)
@@ -103,7 +101,6 @@ def test_less_than_was_reported_before_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("layers", "blocks"), [(4, 1), (1, 3), (-1, 1), (1, -1)])
 def test_what_does_not_exist_is_not_written(layers: int, blocks: int) -> None:
-    """More layers or blocks than there are are a mistake of the caller."""
     with pytest.raises(ValueError, match="of 3 and 2"):
         KvStream(3, 2, 10, 100).wrote(layers, blocks)
 
@@ -116,7 +113,6 @@ def test_a_hand_off_has_layers_blocks_and_bytes() -> None:
 
 
 def test_a_chunk_counts_its_cells() -> None:
-    """A chunk's cells are its layers times its blocks."""
     assert KvChunk(1, 3, 2, 4).cells == 12
 
 

@@ -53,12 +53,10 @@ def test_the_cost_is_chance_times_interruption_and_load() -> None:
 
 
 def test_of_equals_the_earlier_is_first() -> None:
-    """Of equal places the earlier in the list ranks first."""
     assert in_order([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], 5.0, 9.0) == ["b", "a"]
 
 
 def test_a_request_of_no_length_is_refused() -> None:
-    """The error contains what to give."""
     with pytest.raises(ValueError, match="at least one length"):
         interruption_chance(Place("a", 0.0, None, 0.0), [])
     with pytest.raises(ValueError, match="at least one place"):

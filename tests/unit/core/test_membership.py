@@ -22,7 +22,6 @@ def test_the_first_heartbeat_joins_and_later_ones_renew() -> None:
 
 
 def test_silence_longer_than_the_timeout_loses_a_member_once() -> None:
-    """The timeout itself is still in time."""
     members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     assert members.expire(2.0) == []

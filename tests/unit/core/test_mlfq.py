@@ -22,7 +22,6 @@ class TestJoin:
 
     @pytest.mark.parametrize(("first_iteration_s", "queue"), [(0.1, 1), (1.5, 2), (3.0, 3), (7.0, 4), (100.0, 4)])
     def test_queues_with_a_shorter_quantum_are_skipped(self, first_iteration_s: float, queue: int) -> None:
-        """Beyond the last quantum there is the last queue."""
         assert queues().joined(first_iteration_s, 0.0).queue == queue
 
     @pytest.mark.parametrize(("first_iteration_s", "queue"), [(1.0, 1), (2.0, 2), (4.0, 3)])
@@ -99,7 +98,6 @@ class TestDemotion:
     """Service is charged, and a used-up quantum ends the stay in a queue."""
 
     def test_a_job_stays_until_its_quantum_is_used_up(self) -> None:
-        """A job keeps its queue and place until its quantum is used up."""
         rules = queues()
         job = rules.joined(2.0, 0.0)
         place = job.place
@@ -118,7 +116,6 @@ class TestDemotion:
         assert other.queue == 2
 
     def test_in_the_last_queue_it_goes_to_the_back(self) -> None:
-        """In the last queue a job with a used quantum goes to the back."""
         rules = queues()
         first, second = rules.joined(100.0, 0.0), rules.joined(100.0, 0.0)
         rules.charge(first, 8.0, 0.1, 8.0)
@@ -190,13 +187,11 @@ class TestNextRuns:
         assert queues().next_runs_s(ordered, 1, 100.0) == [0.0, 0.5, 1.0]
 
     def test_no_job_waits_longer_than_for_promotion(self) -> None:
-        """The wait for promotion counts from the start of the current wait."""
         ordered = [self.queue_state(1, place) for place in range(50)] + [self.queue_state(4, 50, waits_since_s=94.0)]
         assert queues().next_runs_s(ordered, 1, 100.0)[-1] == 4.0
         assert queues(starve_limit_s=math.inf).next_runs_s(ordered, 1, 100.0)[-1] == 50 * 7.0
 
     def test_quanta_that_are_left_add_up(self) -> None:
-        """The rest of the quanta is summed over jobs, which all run first."""
         assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
 
 
@@ -211,6 +206,5 @@ class TestNextRuns:
     ],
 )
 def test_queues_that_are_none_are_refused(fields: dict[str, float]) -> None:
-    """The error has the name of the invalid field."""
     with pytest.raises(ValueError, match=next(iter(fields))):
         queues(**fields)

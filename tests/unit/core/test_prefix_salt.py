@@ -38,6 +38,5 @@ def test_a_salt_tells_neither_tenant_nor_what_the_client_adds() -> None:
 
 
 def test_without_tenant_and_salt_all_share() -> None:
-    """As before there were salts."""
     assert prefix_salt("") == ""
     assert root_hash("m", "") != root_hash("m", prefix_salt("a")) != root_hash("n", prefix_salt("a"))

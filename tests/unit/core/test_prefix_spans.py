@@ -15,7 +15,6 @@ def test_ends_are_close_at_first_and_grow() -> None:
 
 
 def test_prompts_that_begin_alike_have_the_first_names_in_common() -> None:
-    """The names are shared up to the last span before the prompts differ."""
     shared = list(range(200))
     one, other = prefix_spans("m", [*shared, *[1] * 100]), prefix_spans("m", [*shared, *[2] * 100])
     assert len(one) == len(other) == 4
@@ -30,7 +29,6 @@ def test_a_difference_in_the_first_token_changes_all_names() -> None:
 
 
 def test_a_salt_changes_all_names() -> None:
-    """Schedulers see no two prompts of different salts begin alike."""
     names = [prefix_spans("m", range(200), salt) for salt in ("", "a", "b")]
     assert len({name for spans in names for name in spans}) == 9
 

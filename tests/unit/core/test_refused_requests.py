@@ -68,7 +68,6 @@ def test_a_full_mesh_sends_one_message_for_each_refused_sequence() -> None:
 
 
 def test_so_it_is_where_they_have_waited_in_vain() -> None:
-    """Each was accepted, and is refused later."""
     pair = Pair(SchedulerLimits(max_queue_s=5.0))
     pair.submit()
     pair.sent.clear()
@@ -81,7 +80,6 @@ def test_so_it_is_where_they_have_waited_in_vain() -> None:
 
 @pytest.mark.parametrize("deadline_s", [1.0, 5.0])
 def test_so_it_is_at_a_deadline(deadline_s: float) -> None:
-    """Whether gateway or scheduler is the first to see that it has come."""
     pair = Pair(SchedulerLimits())
     for number in range(SEQUENCES):
         pair.to_gateway(g.RequestReceived(f"r{number}", 10, 10, pair.now + deadline_s))

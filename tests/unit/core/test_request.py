@@ -73,7 +73,6 @@ def test_every_live_state_can_be_aborted_and_can_fail(state: RequestState) -> No
 
 @pytest.mark.parametrize("reason", FinishReason)
 def test_every_finish_reason_ends_a_running_request(reason: FinishReason) -> None:
-    """Every reason of a worker is an ending in the table."""
     assert is_terminal(advance(S.RUNNING, FINISH_EVENT[reason]))
 
 
@@ -81,20 +80,16 @@ class TestStopCriteria:
     """The token ids that end a sequence."""
 
     def test_continues_below_the_bound(self) -> None:
-        """A token that is no stop token ends nothing before the bound."""
         assert StopCriteria(3, (9,)).finish_reason(token_id=1, output_tokens=2) is None
 
     def test_ends_by_length_at_the_bound_and_beyond(self) -> None:
-        """The count includes the token just sampled."""
         assert StopCriteria(3).finish_reason(1, 3) is FinishReason.LENGTH
         assert StopCriteria(3).finish_reason(1, 4) is FinishReason.LENGTH
 
     def test_a_stop_token_wins_over_length(self) -> None:
-        """A stop token as the last token allowed counts as a stop."""
         assert StopCriteria(3, (7, 9)).finish_reason(9, 3) is FinishReason.STOP
 
     def test_a_stop_token_before_the_minimum_ends_nothing(self) -> None:
-        """Below `min_new_tokens` a stop token is a token like any other."""
         stop = StopCriteria(8, (9,), min_new_tokens=2)
         assert stop.finish_reason(9, 1) is None
         assert stop.finish_reason(9, 2) is FinishReason.STOP

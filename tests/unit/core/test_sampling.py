@@ -38,7 +38,6 @@ def test_its_values_never_change_between_versions(seed: int, index: int, drawn: 
 
 @given(SEEDS, INDEXES, INDEXES)
 def test_two_indexes_of_a_seed_draw_differently(seed: int, first: int, second: int) -> None:
-    """No two tokens of a sequence share their number."""
     assert (counter_uniform(seed, first) == counter_uniform(seed, second)) == (first == second)
 
 
@@ -63,7 +62,6 @@ def test_it_is_spread_evenly(step: str) -> None:
 
 
 def test_neighbouring_draws_are_not_correlated() -> None:
-    """The draw of one token predicts nothing about the next one's."""
     count = 20_000
     drawn = [counter_uniform(11, index) - 0.5 for index in range(count)]
     covariance = sum(a * b for a, b in itertools.pairwise(drawn)) / (count - 1)

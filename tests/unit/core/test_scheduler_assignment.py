@@ -110,7 +110,6 @@ class TestConversation:
         assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
     def test_a_submission_delivered_twice_is_one(self) -> None:
-        """A repeated submission, or one of an earlier attempt, reserves nothing."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         assert bench.feed(submission(epoch=2)) == []
@@ -244,7 +243,6 @@ class TestRejections:
         assert bench.role.live == 0
 
     def test_mesh_full(self) -> None:
-        """A request over the queue's limit is rejected, to be retried soon."""
         bench = SchedulerBench(SMALL, limits=SchedulerLimits(max_queued=1))
         bench.feed(submission("runs"))
         bench.feed(submission("waits"))
@@ -278,7 +276,6 @@ class TestEpochs:
     """A higher epoch replaces a lower one."""
 
     def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self) -> None:
-        """Both workers get the old attempt's cancellation before the new attempt."""
         bench = SchedulerBench()
         bench.assign()
         commands = bench.feed(submission(epoch=2))
@@ -287,7 +284,6 @@ class TestEpochs:
         assert bench.role.live == 1
 
     def test_a_new_attempt_replaces_a_queued_one(self) -> None:
-        """A queued attempt is replaced in the queue, without a cancellation to any worker."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         bench.feed(submission())
         assert cancels(bench.feed(submission(epoch=2))) == []

@@ -40,7 +40,6 @@ def chosen(mesh: SchedulerBench, *, new: int = 1000) -> str:
 
 
 def test_a_report_makes_long_answers_go_to_the_machine_that_stays() -> None:
-    """And short ones to the shorter queue, as all do before."""
     mesh = bench()
     assert chosen(mesh) == "spot"
     assert mesh.feed(report(mesh)) == []
@@ -59,7 +58,6 @@ def test_the_ledger_has_what_life_decided() -> None:
 
 
 def test_without_reports_for_a_while_queues_decide_again() -> None:
-    """From a tick on."""
     mesh = bench()
     mesh.feed(report(mesh))
     mesh.feed(m.Tick(), after_s=REPORT_COUNTS_S - 1)
@@ -69,7 +67,6 @@ def test_without_reports_for_a_while_queues_decide_again() -> None:
 
 
 def test_an_interruption_that_costs_nothing_switches_it_off() -> None:
-    """By the policy."""
     mesh = bench(PoolPolicy(interruption_s=0.0))
     mesh.feed(report(mesh))
     assert chosen(mesh) == "spot"
@@ -77,7 +74,6 @@ def test_an_interruption_that_costs_nothing_switches_it_off() -> None:
 
 
 def test_a_group_has_the_lives_of_its_devices() -> None:
-    """From their heartbeats to their loss, in any order with the report."""
     mesh = bench()
     mesh.feed(report(mesh, 1 / 60, "i", "j"))
     assert chosen(mesh) == "spot"

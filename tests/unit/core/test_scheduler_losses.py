@@ -31,14 +31,12 @@ class TestClose:
     """A gateway is done with a request."""
 
     def test_an_unfinished_request_is_cancelled_on_both_workers(self) -> None:
-        """When the client leaves, the request is cancelled on both workers."""
         bench = SchedulerBench()
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert bench.role.live == 0
 
     def test_one_worker_with_both_parts_gets_one_cancellation(self) -> None:
-        """A worker with both phases of a closed request receives one cancellation."""
         bench = SchedulerBench(TOKEN)
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
@@ -65,7 +63,6 @@ class TestClose:
         assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
 
     def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self) -> None:
-        """A close carries the attempt up to which it is meant."""
         bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
@@ -282,7 +279,6 @@ class TestOtherMembers:
         assert {batch.worker_id for batch in batches} == {"s"}
 
     def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self) -> None:
-        """A restarted gateway numbers its streams from the start again."""
         bench = SchedulerBench()
         bench.feed(GATEWAY)
         bench.assign()
@@ -300,7 +296,6 @@ class TestOtherMembers:
         assert len(cancels(bench.feed(m.Tick(), after_s=0.5))) == 2
 
     def test_members_of_other_kinds_are_no_workers(self) -> None:
-        """A planner that joins and leaves changes nothing."""
         bench = SchedulerBench()
         planner = plain_member("planner", MemberKind.MIGRATION_PLANNER)
         assert bench.feed(planner) == []

@@ -126,7 +126,6 @@ class TestRestart:
     """A new scheduler rebuilds its state from the members' reports alone."""
 
     def test_reports_restore_every_workers_pool(self) -> None:
-        """Reports restore home pools, off-pool work, used memory, and the predecessor's orders."""
         reported = [
             worker_member("p", Pool.PROMPT, pending=30, prompts_to_hand_off=1, seen=(("s", 900),)),
             worker_member("t", prompts_in_place=1, pending=5, owed=9, free=50, seen=(("s", 901),)),

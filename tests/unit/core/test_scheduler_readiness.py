@@ -75,7 +75,6 @@ def test_a_scheduler_that_was_cut_off_does_not_count_that_time(bench: SchedulerB
 
 
 def test_a_request_that_fits_no_worker_is_rejected_once_one_is_ready(bench: SchedulerBench) -> None:
-    """And does not hold up the others, which fit."""
     bench.feed(submission("large", prompt=1000))
     bench.feed(submission("small"))
     commands = bench.feed(worker_member("t2", blocks=9))
@@ -86,14 +85,12 @@ def test_a_request_that_fits_no_worker_is_rejected_once_one_is_ready(bench: Sche
 
 
 def test_the_queue_is_bounded_while_no_worker_is_ready(bench: SchedulerBench) -> None:
-    """As it is while all workers are full."""
     bench.feed(submission("a"))
     bench.feed(submission("b"))
     assert bench.rejection(submission("c")).code is RejectCode.MESH_FULL
 
 
 def test_a_request_that_is_closed_while_it_waits_is_forgotten(bench: SchedulerBench) -> None:
-    """No worker receives it later."""
     bench.feed(submission("a"))
     bench.feed(m.CloseRequest("a", 1, finished=False))
     assert bench.placements(worker_member("t2")) == []

@@ -92,7 +92,6 @@ class TestOpenBounds:
         assert bench.rejection(replace(self.OPEN, recovering=True)).code is RejectCode.BOUND_TOO_LARGE
 
     def test_queued_ones_are_sized_anew_where_the_large_worker_leaves(self) -> None:
-        """It was full while they came."""
         bench = SchedulerBench(worker_member("t", blocks=4, free=0), worker_member("t2", blocks=8, free=0))
         bench.feed(self.OPEN)
         bench.feed(submission("bounded", prompt=50, new=40))

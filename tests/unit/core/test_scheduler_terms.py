@@ -119,7 +119,6 @@ def test_a_late_confirmation_confirms_nothing() -> None:
 
 
 def test_a_scheduler_that_is_none_of_several_acts_without_a_term() -> None:
-    """As in the simulator."""
     bench = SchedulerBench()
     (order,) = only(bench.feed(submission()), m.ReserveKv)
     assert (order.term, bench.role.term) == (0, 0)

@@ -48,14 +48,12 @@ class TestProductLimit:
         assert kaplan_meier(lives)(10) == 0.5
 
     def test_the_median_is_the_age_that_half_pass(self) -> None:
-        """The median is unknown where most live longer than observed."""
         assert kaplan_meier([Life(10, True), Life(20, True)]).median_s == 10
         assert kaplan_meier([Life(10, True), Life(20, False), Life(20, False)]).median_s is None
         assert kaplan_meier([]) == StepSurvival((), ())
 
     @given(st.lists(AGES, min_size=1, max_size=30), AGES)
     def test_without_censoring_it_is_the_share_that_is_longer(self, ages: list[float], at: float) -> None:
-        """Without censoring the estimate is the share of longer lives."""
         curve = kaplan_meier([Life(age, True) for age in ages])
         assert curve(at) == pytest.approx(sum(age > at for age in ages) / len(ages), abs=1e-12)
 
@@ -80,19 +78,16 @@ class TestHazard:
         assert self.HAZARD.ends(7, 0) == 0.0
 
     def test_a_constant_hazard_forgets_its_age(self) -> None:
-        """With a constant hazard the expected remaining life is the same at any age."""
         constant = PiecewiseHazard((0.0, 50.0), (0.01, 0.01))
         assert constant.expected_s(0) == pytest.approx(100)
         assert constant.expected_s(49) == constant.expected_s(1_000) == pytest.approx(100)
 
     def test_without_a_last_hazard_the_expected_life_is_infinite(self) -> None:
-        """With a last hazard of 0 the expected life is infinite."""
         assert PiecewiseHazard((0.0, 9.0), (0.5, 0.0)).expected_s(0) == math.inf
 
     @settings(max_examples=20)
     @given(HAZARDS, st.floats(0, 600))
     def test_what_is_expected_is_the_area_under_survival(self, hazard: PiecewiseHazard, age: float) -> None:
-        """The expected life equals the area under the survival curve, summed by slices."""
         if hazard.per_s[-1] < 0.003:
             return
         slice_s, total, at = 2.0, 0.0, 1.0
@@ -105,7 +100,6 @@ class TestHazard:
     def test_to_live_two_spans_is_to_live_one_and_then_the_other(
         self, hazard: PiecewiseHazard, age: float, one: float, other: float
     ) -> None:
-        """The survival of two spans is the product of the survivals of each."""
         both = hazard.survives(age, one) * hazard.survives(age + one, other)
         assert hazard.survives(age, one + other) == pytest.approx(both, rel=1e-9)
         assert hazard.survives(age, one) + hazard.ends(age, one) == pytest.approx(1)
@@ -118,7 +112,6 @@ class TestHazard:
         assert hazard.mean_ends(age, spans) == sum([hazard.ends(age, span) for span in spans]) / len(spans)
 
     def test_what_makes_no_sense_is_refused(self) -> None:
-        """Malformed bounds, hazards and lives raise an error with the reason."""
         with pytest.raises(ValueError, match="first bound is 0"):
             PiecewiseHazard((1.0,), (0.1,))
         with pytest.raises(ValueError, match="ascend"):
@@ -161,11 +154,9 @@ class TestFit:
         assert max(tight.per_s) / min(tight.per_s) == pytest.approx(1, rel=1e-6)
 
     def test_no_ended_life_is_no_hazard(self) -> None:
-        """Without any ended life the hazard is 0."""
         assert fit_hazard([Life(100, False)]).ends(0, 1e6) == 0.0
 
     def test_nothing_seen_is_nothing_to_fit(self) -> None:
-        """The error contains what to give."""
         with pytest.raises(ValueError, match="observed lifetimes"):
             fit_hazard([])
         with pytest.raises(ValueError, match="pieces"):
@@ -173,7 +164,6 @@ class TestFit:
 
     @given(st.lists(st.tuples(AGES, st.booleans()), min_size=1, max_size=40), st.integers(1, 8))
     def test_without_a_prior_it_counts_every_end_once(self, seen: list[tuple[float, bool]], pieces: int) -> None:
-        """Ends expected of the lives seen are the ends seen."""
         lives = [Life(age, ended) for age, ended in seen]
         hazard = fit_hazard(lives, pieces, prior_ends=0.0)
         expected = sum(-math.log(hazard.survives(0.0, life.age_s)) for life in lives)
@@ -196,6 +186,5 @@ class TestFirstEnd:
     def test_the_ends_of_a_group_are_those_of_its_instances(
         self, instances: list[tuple[PiecewiseHazard, float]], later_s: float, seconds: float
     ) -> None:
-        """At any later time, over any seconds."""
         each = sum(hazard.expected_ends(age_s + later_s, seconds) for hazard, age_s in instances)
         assert first_end(instances).expected_ends(later_s, seconds) == pytest.approx(each, abs=1e-9)

@@ -46,7 +46,6 @@ def test_codexs_settings_are_the_tested_ones() -> None:
 
 @pytest.mark.parametrize(("title", "name"), [("Claude Code", "claude"), ("Cline", "cline")])
 def test_flags_and_variables_are_the_tested_ones(title: str, name: str, tmp_path: Path) -> None:
-    """What the page gives an agent, the tests give it as well."""
     text = section(PAGE.read_text(), title)
     source = (ROOT / "tests" / "clients" / "agent_programs.py").read_text()
     example = "\n".join(fenced(text, "sh"))

@@ -14,7 +14,6 @@ EXAMPLE = ROOT / "docs" / "examples" / "fleet"
 
 
 def test_the_pages_example_is_the_file() -> None:
-    """And it can be read, with its prices and its trace."""
     assert fenced(PAGE, "toml") == [(EXAMPLE / "fleet.toml").read_text()]
     fleet = read_fleet(EXAMPLE / "fleet.toml")
     assert [each.name for each in fleet.types] == ["small", "wide"]
@@ -24,7 +23,6 @@ def test_the_pages_example_is_the_file() -> None:
 
 
 def test_the_tables_have_every_key() -> None:
-    """Of the file, of a type, and of the providers' tables."""
     text = section(PAGE, "The fleet file")
     rows = [line.split("|")[1] for line in text.splitlines() if re.match(r"\| `", line)]
     listed = {key for row in rows for key in quoted(row)}

@@ -95,7 +95,6 @@ def test_every_sentence_is_held() -> None:
 
 @pytest.mark.parametrize("added", ["- It flies.\n", "- Linux only. It flies.\n"])
 def test_a_sentence_that_no_test_holds_is_found(added: str) -> None:
-    """As a point of its own, and after another sentence."""
     assert held_by_none(said() + added) == ["It flies."]
 
 

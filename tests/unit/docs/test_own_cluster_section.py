@@ -39,7 +39,6 @@ def test_the_example_is_the_file_and_runs() -> None:
 
 
 def test_the_tables_have_every_key() -> None:
-    """Of the file, of machines, and of all other tables."""
     assert keys("key of the file") == set(ClusterFile.model_fields)
     assert keys("key of `[[machines]]`") == set(MachineTerms.model_fields)
     explained = {quoted(row[0])[0]: set(quoted(row[1])) for row in rows("key of the file")}

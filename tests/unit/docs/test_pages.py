@@ -51,7 +51,6 @@ every_page = pytest.mark.parametrize("page", PAGES, ids=page_name)
 
 @every_page
 def test_links_lead_somewhere(page: Path) -> None:
-    """Files exist, and headings where a link names one."""
     for target in re.findall(r"\]\((?!https?://)([^)\s]+)\)", page.read_text()):
         path, _, anchor = target.partition("#")
         linked = page.parent / path if path else page
@@ -134,7 +133,6 @@ def test_every_service_has_its_page() -> None:
 
 
 def test_python_examples_are_python() -> None:
-    """Each Python example parses and imports installed packages."""
     examples = fenced(README.read_text(), "python")
     assert examples
     for example in examples:
@@ -247,7 +245,6 @@ def test_every_metric_of_the_other_members_is_listed(member: str) -> None:
 
 
 def test_log_events_exist() -> None:
-    """Every event of the table is logged somewhere, at that level."""
     source = "\n".join(path.read_text() for root in ("libs", "services") for path in (ROOT / root).rglob("*.py"))
     for events, levels, _ in table(section(OBSERVE.read_text(), "Logs")):
         for event in quoted(events):
@@ -272,7 +269,6 @@ def test_the_diagram_of_states_is_that_of_the_table() -> None:
 
 
 def test_the_tours_stops_exist() -> None:
-    """Eight stops, and the file of each defines its function."""
     stops = table(section((ROOT / "docs" / "tour.md").read_text(), "One request, eight stops"))
     assert [row[0] for row in stops] == [str(number) for number in range(1, 9)]
     for *_, file, function in stops:

@@ -15,7 +15,6 @@ PAGE = (ROOT / "docs" / "simulator-api.md").read_text()
 def test_the_program_prints_what_the_page_shows(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Run from the project's folder."""
     monkeypatch.chdir(ROOT)
     (program,) = fenced(PAGE, "python")
     (shown,) = fenced(PAGE, "text")

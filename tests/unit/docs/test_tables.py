@@ -56,7 +56,6 @@ def test_no_row_is_there_twice(page: Path) -> None:
 
 
 def test_rows_that_are_there_twice_are_found() -> None:
-    """Beside those that only look like it."""
     head = ["event", "means"]
     assert twice(head, [["a", "x"], ["b", "x"], ["a", "y"]]) == [("a",)]
     assert twice(head, [["a", "x"], ["", "y"], ["", "y"], ["b", "y"]]) == [("a", "y")]

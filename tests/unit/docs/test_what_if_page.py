@@ -32,7 +32,6 @@ def lines(text: str) -> list[str]:
 def test_an_example_prints_what_the_page_shows(
     example: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Run as shown, from the project's folder."""
     monkeypatch.chdir(ROOT)
     call, shown = example.split("\n", 1)
     prompt, _, *arguments = shlex.split(call)

@@ -92,7 +92,6 @@ def test_the_digest_is_of_weights_and_scales(folder: Path) -> None:
     ],
 )
 def test_an_adapter_of_another_kind_is_refused(folder: Path, changes: dict[str, Any], said: str) -> None:
-    """With its name, and what is wrong with it."""
     configure(folder, **changes)
     with pytest.raises(AdapterError, match="'style'") as refused:
         read_adapter("style", folder)
@@ -120,7 +119,6 @@ def test_other_tensors_are_refused(folder: Path, change: Callable[[dict[str, Any
 
 @pytest.mark.parametrize("file", [CONFIG_FILE, WEIGHTS_FILE])
 def test_missing_and_broken_files_are_named(folder: Path, file: str) -> None:
-    """And truncated ones."""
     (folder / file).write_bytes((folder / file).read_bytes()[:100])
     with pytest.raises(AdapterError, match=file):
         read_adapter("style", folder)

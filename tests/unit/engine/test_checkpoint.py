@@ -102,7 +102,6 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("name", DAMAGE)
 def test_a_folder_that_is_not_whole_is_refused_in_one_line(name: str, folder: Path) -> None:
-    """The line names the file, and the tensor where one is at fault."""
     damage, line = DAMAGE[name]
     damage(folder)
     with pytest.raises(ModelError, match=line) as refusal:
@@ -156,7 +155,6 @@ def test_other_weights_have_another_digest(change: Callable[[dict[str, torch.Ten
 
 @pytest.mark.parametrize("value", ["rms_norm_eps", "rope_theta"])
 def test_a_config_that_computes_something_else_has_another_digest(value: str, folder: Path) -> None:
-    """A changed value changes the digest, also in a nested object."""
     digest = model_digest(read_checkpoint(folder))
     path = folder / "config.json"
     config = json.loads(path.read_text())

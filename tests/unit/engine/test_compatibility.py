@@ -55,7 +55,6 @@ def test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason(model
 
 
 def test_an_encoder_decoder_model_is_refused(tmp_path: Path) -> None:
-    """An encoder-decoder model has no causal language model in transformers."""
     transformers.T5Config(d_model=16, num_layers=1, num_heads=2).save_pretrained(tmp_path)
     with pytest.raises(UnsupportedModelError, match="only decoder-only"):
         load_engine(tmp_path)
@@ -117,7 +116,6 @@ def test_the_error_has_the_wrong_setting(llama_folder: Path, changes: dict[str, 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
 def test_cuda_without_a_device_is_an_error(llama_folder: Path) -> None:
-    """The message names the option that avoids it."""
     with pytest.raises(ValueError, match="--device cpu"):
         Engine.load(EngineConfig(llama_folder, device="cuda"))
 

@@ -114,7 +114,6 @@ def test_what_is_beyond_the_bounds_is_computed(llama_folder: Path, monkeypatch: 
 
 
 def test_prefills_and_mixed_batches_are_not_replayed(llama_folder: Path) -> None:
-    """Only a batch in which every row decodes."""
     capture = TapeCapture()
     engine = engine_of(llama_folder, capture)
     engine.add_sequence(record("a", prompt(0, 5)))
@@ -154,7 +153,6 @@ def test_a_block_that_is_not_there_is_refused(llama_folder: Path, block: int) ->
 
 
 def test_a_model_that_cannot_be_recorded_is_computed(llama_folder: Path) -> None:
-    """One attempt, a line in the log, and tokens all the same."""
     attempts = []
 
     def refuse(run: Callable[[], None]) -> Callable[[], None]:

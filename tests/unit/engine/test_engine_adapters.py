@@ -134,7 +134,6 @@ def test_recorded_decodes_are_those_without_an_adapter(llama_folder: Path, folde
 
 
 def test_prompts_are_scored_with_their_adapter(llama_folder: Path, folders: dict[str, Path]) -> None:
-    """As the merged model scores them."""
     engine = load(llama_folder, folders)
     driver = Driver(engine)
     tokens = prompt(20)
@@ -192,7 +191,6 @@ def test_layers_of_another_form_have_adapters_too(tmp_path: Path, native: bool) 
 def test_an_adapter_that_does_not_fit_the_model_is_refused(
     llama_folder: Path, tmp_path: Path, targets: tuple[str, ...], changes: dict[str, Any], said: str
 ) -> None:
-    """With its name, and the module at fault."""
     folder = save_adapter(tmp_path, base_model(llama_folder), 1, targets)
     config = json.loads((folder / CONFIG_FILE).read_text())
     (folder / CONFIG_FILE).write_text(json.dumps(config | changes))
@@ -202,7 +200,6 @@ def test_an_adapter_that_does_not_fit_the_model_is_refused(
 
 
 def test_an_adapter_of_another_model_is_refused(folders: dict[str, Path], tmp_path: Path) -> None:
-    """Whose layers have other shapes or other names."""
     wider = save_model(llama_config(hidden_size=192), tmp_path / "wider")
     with pytest.raises(AdapterError, match="is 96 x 192 in the model, and lora_B @ lora_A is 96 x 96"):
         load(wider, {"some": folders["some"]})

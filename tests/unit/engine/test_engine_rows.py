@@ -10,7 +10,6 @@ from tests.unit.engine.tiny_models import VOCAB_SIZE, load_engine, record
 
 
 def test_the_engine_describes_itself(engine: Engine) -> None:
-    """Sizes follow from the model and the memory that it was given."""
     assert engine.context_length == 512
     assert engine.vocab_size == VOCAB_SIZE
     assert engine.dtype == "float32"
@@ -21,7 +20,6 @@ def test_the_engine_describes_itself(engine: Engine) -> None:
 
 
 def test_a_cache_too_small_for_a_block_is_refused(llama_folder: Path) -> None:
-    """The message contains the size of a block."""
     with pytest.raises(ValueError, match="one block of this model takes 12288"):
         load_engine(llama_folder, kv_cache_bytes=12287)
 

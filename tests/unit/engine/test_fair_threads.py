@@ -23,7 +23,6 @@ def test_one_owner_never_has_all_threads() -> None:
 
 
 def test_owners_take_turns() -> None:
-    """One thread that is left goes round."""
     threads, hold, order = FairThreads(2, "t"), threading.Event(), list[str]()
     threads.submit("x", lambda: hold.wait(WAIT_S))
     first = threads.submit("y", lambda: hold.wait(WAIT_S))

@@ -101,7 +101,6 @@ def test_layers_that_attend_alike_share_their_plans(loaded: tuple[Any, ModelFact
 
 
 def test_a_block_that_is_not_there_is_refused(loaded: tuple[Any, ModelFacts]) -> None:
-    """The layout refuses an unknown block before any plan or write."""
     model, facts = loaded
     cache = cache_of(facts)
     engine = Engine(model, facts, cache, backend=tried(fake_flashinfer, cache, facts))
@@ -112,7 +111,6 @@ def test_a_block_that_is_not_there_is_refused(loaded: tuple[Any, ModelFacts]) ->
 
 
 def test_a_trial_leaves_the_cache_empty(loaded: tuple[Any, ModelFacts]) -> None:
-    """After the trial every block of the cache is as before."""
     _, facts = loaded
     cache = cache_of(facts)
     assert tried(fake_flashinfer, cache, facts) is not None

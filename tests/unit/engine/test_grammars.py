@@ -120,7 +120,6 @@ def test_the_likeliest_tokens_that_fit(
 
 @pytest.mark.parametrize(("kind", "fits"), [("json", json.loads), ("regex", None), ("lark", None)])
 def test_draws_fit(engine: Engine, text: Callable[[list[int]], str], kind: str, fits: Any) -> None:
-    """With every parameter that filters, or changes what is likely."""
     ways: list[dict[str, Any]] = [{}, {"top_p": 0.5}, {"top_k": 4, "min_p": 0.01}, {"repetition_penalty": 1.7}]
     ways += [{"presence_penalty": 2.0}, {"logit_bias": ((20, 90.0), (40, -100.0))}, {"bad_words": ((34,), (35, 36))}]
     driver = Driver(engine)
@@ -245,12 +244,10 @@ def failure_of(engine: Engine, outputs: tuple[int, ...] = ()) -> str | None:
 
 
 def test_tokens_that_do_not_fit_are_a_failure(engine: Engine) -> None:
-    """An attempt's earlier tokens that its grammar denies."""
     assert "cannot be followed" in (failure_of(engine, (77, 78)) or "")
 
 
 def test_without_its_tokenizer_an_engine_says_so(tmp_path: Path) -> None:
-    """A folder that lost it."""
     folder = save_model(llama_config(vocab_size=VOCAB), tmp_path / "llama")
     (folder / "tokenizer.json").unlink()
     assert "tokenizer.json" in (failure_of(load_engine(folder)) or "")

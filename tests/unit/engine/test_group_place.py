@@ -22,7 +22,6 @@ from spotwise.worker.engine_thread import EngineThread
 
 
 def test_a_group_on_a_gpu_is_refused_with_a_remedy(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """By the leader, and by each process."""
     monkeypatch.setattr(group_place, "resolve", lambda _: (torch.device("cuda:0"), torch.bfloat16))
     config = EngineConfig(tmp_path, "bfloat16", "cuda", kv_cache_bytes=1 << 20)
     with pytest.raises(ValueError, match=r"cuda:0; set SPOTWISE_DEVICE=cpu"):
@@ -44,7 +43,6 @@ def test_a_member_that_measures_a_little_less_takes_the_blocks_of_its_group(llam
 
 
 def test_a_member_refuses_blocks_for_which_no_memory_is_free(llama_folder: Path) -> None:
-    """In one sentence, with what to do."""
     block_bytes = _load(llama_folder, 1 << 44, 1).kv_bytes_per_token * 16
     with pytest.raises(ValueError, match=r"24 blocks of .* bytes are needed: more memory has to be free.*--kv-cache"):
         _load(llama_folder, 20 * block_bytes, 24)
@@ -63,7 +61,6 @@ async def test_memory_that_cannot_be_had_for_a_part_is_one_sentence(
 async def test_memory_that_cannot_be_had_for_swapped_kv_is_one_sentence(
     llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As where one process has the model."""
     store = WeightStore(EngineConfig(llama_folder, "float32", "cpu", 1 << 30, threads=1))
     monkeypatch.setattr(engine_thread, "HostSwap", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(ModelError, match=r"not enough memory for 8 blocks of swapped KV.*: lower"):

@@ -96,7 +96,6 @@ def test_blocks_that_do_not_exist_are_refused(device: tuple[int, ...], host: tup
 
 
 def test_as_many_blocks_as_fit_a_budget() -> None:
-    """Whole ones, and one at least."""
     cache = filled(torch.float32)
     block_bytes = GEOMETRY.num_layers * cache.layer_block_bytes
     assert HostSwap.within(cache, 3 * block_bytes - 1).num_blocks == 2

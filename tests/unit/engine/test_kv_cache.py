@@ -52,7 +52,6 @@ def test_read_only_and_unaligned_bytes_are_taken() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    """Wrong sizes, blocks and layers raise and change nothing."""
     cache = filled(torch.float32)
     before = cache.keys.clone()
     data = cache.export_layers(0, 1, (1, 2))

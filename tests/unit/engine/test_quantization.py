@@ -82,7 +82,6 @@ def test_fp8_has_the_same_numbers_in_a_group_and_in_one_process(
 
 
 def test_blocks_that_do_not_divide_a_matrix_are_widened_in_a_group(folder: Path) -> None:
-    """The last block of a side is smaller."""
     true = load_file(folder / "model.safetensors")[DOWN]
     to_float8(folder, BLOCK)
     tensors = sketch_model(config_of(folder)).tensors
@@ -102,7 +101,6 @@ def test_blocks_that_do_not_divide_a_matrix_are_widened_in_a_group(folder: Path)
 def test_other_quantizations_are_refused_in_parts_by_name(
     quantization: dict[str, Any], name: str, folder: Path
 ) -> None:
-    """In one line that says what can be done."""
     set_config(folder, quantization)
     with pytest.raises(ModelError, match=rf"quantized \({name}\).*without --parallel") as refusal:
         WeightStore(config_of(folder)).structure  # noqa: B018 - it is read on first use

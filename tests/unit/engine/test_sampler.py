@@ -130,7 +130,6 @@ filtered_parameters = st.builds(
 def test_the_kernel_keeps_and_draws_what_torch_does(
     parameters: list[SamplingParams], vocab: int, seed: int, kind: str, kernels: Kernels
 ) -> None:
-    """Token for token, in one call for rows of all kinds."""
     kernels.set_threads(2)
     logits = logits_of_kind(kind, seed, len(parameters), vocab)
     rows = [SamplingRow(sampling, StopCriteria(9), np.arange(5), 2) for sampling in parameters]
@@ -192,7 +191,6 @@ def test_top_p_keeps_its_mass_and_no_more() -> None:
 
 
 def test_draws_follow_the_probabilities() -> None:
-    """Over many seeds, frequencies approach the distribution at the temperature."""
     logits = torch.full((1, VOCAB), -50.0)
     logits[0, [3, 4]] = torch.log(torch.tensor([0.8, 0.2]))
     rows = [row(temperature=2.0, seed=seed) for seed in range(4000)]
@@ -226,7 +224,6 @@ def test_the_repetition_penalty_is_transformers_own(prompt: list[int], output: l
 
 
 def test_logit_bias_adds_and_bans() -> None:
-    """A bias moves a token to the top, another takes the likeliest out."""
     logits = logits_of(5)
     likeliest = int(logits.argmax())
     assert sample(logits, [row(temperature=0.0, logit_bias=((17, 100.0),))]) == [17]
@@ -250,7 +247,6 @@ def test_bad_words_are_transformers_own(output: list[int], words: list[list[int]
 
 
 def test_bad_words_are_of_the_output() -> None:
-    """What the prompt ends with begins none."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 8] = 9.0
     assert sample(logits, [row([7], temperature=0.0, bad_words=((7, 8),))]) == [8]

@@ -21,7 +21,7 @@ from spotwise.engine.forward.fused_layer import FusedDecoderLayer
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.shared_weights import open_memory
 from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
-from tests.unit.engine.sharing_worker import pages_of, tokens_of
+from tests.unit.engine.sharing_worker import tokens_of
 from tests.unit.engine.tiny_models import load_engine
 
 ROOT = Path(__file__).parents[3]
@@ -64,17 +64,18 @@ def test_every_large_weight_is_in_the_file(folder: Path, cache: Path, best_kerne
     assert embedding.untyped_storage().data_ptr() == layers(engine)[0]._kept[-1].untyped_storage().data_ptr()
 
 
-def test_two_processes_hold_one_copy(folder: Path, cache: Path, best_kernels: Kernels) -> None:
-    """Both compute with all packed weights; a page counts for both, and none of them is a process's own."""
-    engine, _ = load(folder, cache)
+def test_two_processes_that_start_together_hold_one_copy(folder: Path, cache: Path, best_kernels: Kernels) -> None:
+    """One writes the file, and both compute with all packed weights in it; a page counts for both, and none of them is a
+    process's own.
+    """
+    with sharing_worker(folder, cache) as one, sharing_worker(folder, cache) as two:
+        reported = [answer(one), answer(two)]
+        processes = [answer(each, ask=True) for each in (one, two)]
+    assert reported[0]["tokens"] == reported[1]["tokens"] == tokens_of(load_engine(folder))
+    assert sorted(events(reported[0]["logs"]) + events(reported[1]["logs"])) == ["weights_mapped", "weights_written"]
+    assert left_in(cache) == []
     (file,) = weights_files(cache)
     packed_bytes = sum(tensor.nbytes for name, tensor in load_file(file).items() if "embed" not in name)
-    tokens = tokens_of(engine)
-    with sharing_worker(folder, cache) as other:
-        reported = answer(other)
-        assert events(reported["logs"]) == ["weights_mapped"]
-        assert reported["tokens"] == tokens
-        processes = [pages_of(os.getpid(), cache), answer(other, ask=True)]
     for pages in processes:
         assert pages["Rss"] >= packed_bytes
         assert pages["Anonymous"] == 0
@@ -195,7 +196,6 @@ def test_a_load_that_fails_leaves_no_file(folder: Path, cache: Path) -> None:
 
 
 def test_of_two_that_come_at_once_one_packs(folder: Path, cache: Path) -> None:
-    """The other waits, and maps what the first has written."""
     model = plain_model(weight=(64, 64))
     packed: list[str] = []
 
@@ -215,15 +215,3 @@ def test_of_two_that_come_at_once_one_packs(folder: Path, cache: Path) -> None:
         ended.append("first")
     second.join(60)
     assert (packed, ended) == (["first"], ["first", "second"])
-
-
-def test_two_processes_that_start_together_have_the_same_tokens(
-    folder: Path, cache: Path, best_kernels: Kernels
-) -> None:
-    """One writes the file, both use it."""
-    with sharing_worker(folder, cache) as one, sharing_worker(folder, cache) as two:
-        reported = [answer(one), answer(two)]
-    assert reported[0]["tokens"] == reported[1]["tokens"] == tokens_of(load_engine(folder))
-    assert sorted(events(reported[0]["logs"]) + events(reported[1]["logs"])) == ["weights_mapped", "weights_written"]
-    assert len(weights_files(cache)) == 1
-    assert left_in(cache) == []

@@ -179,7 +179,6 @@ class FullDisk:
 
 
 def test_more_weights_than_the_model_has_are_not_written(folder: Path, cache: Path) -> None:
-    """A file's size is bounded by the model's own."""
     with capture_logs() as logs, open_memory(cache, folder, plain_model(weight=(8, 8))) as memory:
         assert memory.place("huge", 10_000, torch.float32, lambda to: to.fill_(1)).tolist() == [1.0] * 10_000
     assert events([dict(entry) for entry in logs]) == ["weights_not_shared"]

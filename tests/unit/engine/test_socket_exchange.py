@@ -144,7 +144,6 @@ def test_nobody_is_judged_before_its_first_sign_of_life(exchanges: list[SocketEx
 
 
 def test_connections_that_come_too_late_are_closed(exchanges: list[SocketExchange]) -> None:
-    """After the group was dissolved, and after the exchange was closed."""
     for end in (SocketExchange.fail, SocketExchange.close):
         end(exchanges[0])
         pairs = [connected_pair() for _ in range(2)]

@@ -70,7 +70,6 @@ def test_a_profile_of_an_earlier_version_has_no_range() -> None:
     ],
 )
 def test_what_is_wrong_with_a_document_is_named(change: dict[str, Any], named: str) -> None:
-    """Each wrong field of a document is reported by name."""
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):
         profile_from_json(json.dumps({**profile_as_dict(BUILT_IN), **change}).encode())
 
@@ -82,7 +81,6 @@ def test_what_is_no_object_is_no_profile() -> None:
 
 @pytest.mark.parametrize("text", [b"", b"{", b"model,hardware", b"\xff\xfe\xfd"])
 def test_what_is_no_json_is_no_profile(text: bytes) -> None:
-    """Bytes that are no JSON or no text are refused as a profile."""
     with pytest.raises(ValueError, match="the profile"):
         profile_from_json(text)
 
@@ -128,7 +126,6 @@ def test_a_profile_may_be_written_by_hand(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_profile_in_toml_is_named(tmp_path: Path, text: str, named: str) -> None:
-    """The same as of a document in JSON."""
     path = tmp_path / "machine.toml"
     path.write_text(text)
     with pytest.raises(ValueError, match=named.replace(".", r"\.")):

@@ -28,7 +28,6 @@ def write(folder: Path, text: str) -> Path:
 
 
 def test_a_short_file_has_the_rest_by_default(tmp_path: Path) -> None:
-    """A type needs a name, and a price in one market."""
     fleet = read_fleet(write(tmp_path, RIGHT))
     (kind,) = fleet.types
     assert kind.terms(Market.SPOT) == MarketTerms(price_per_h=0.5, most=3)
@@ -38,7 +37,6 @@ def test_a_short_file_has_the_rest_by_default(tmp_path: Path) -> None:
 
 
 def test_paths_are_relative_to_the_file(tmp_path: Path) -> None:
-    """And sizes have units."""
     (tmp_path / "small.json").write_text("{}")
     (tmp_path / "prices.csv").write_text("time_s,instance_type,market,price_per_h\n0,small,spot,0.4\n")
     text = (
@@ -80,7 +78,6 @@ def test_the_table_of_aws_has_the_launch_options(tmp_path: Path) -> None:
     ],
 )
 def test_what_is_wrong_is_named(tmp_path: Path, wrong: str, says: str) -> None:
-    """File, key, and what to do."""
     path = write(tmp_path, wrong)
     with pytest.raises(FleetFileError, match=says) as refused:
         read_fleet(path)

@@ -41,7 +41,6 @@ def all_series(draw: st.DrawFn) -> PriceSeries:
 
 @given(all_series(), st.lists(st.integers(0, 6000), min_size=2, max_size=2).map(sorted))
 def test_a_bill_is_the_sum_over_all_seconds(series: PriceSeries, span: list[int]) -> None:
-    """Exact, against rational arithmetic second by second of what holds then."""
     from_s, to_s = span
     changes = dict(zip(series.times_s, series.per_h, strict=True))
     price, total = 0.0, Fraction(0)

@@ -30,7 +30,6 @@ def written(folder: Path, text: str) -> Path:
 
 
 def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
-    """Lines on which only time passes are no events."""
     trace = read_spot_trace(written(tmp_path, SEGMENT), "A")
     assert trace.name == "A"
     assert trace.events == (
@@ -45,13 +44,11 @@ def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
 
 
 def test_a_segment_lasts_as_long_as_its_lines(tmp_path: Path) -> None:
-    """A segment without an end mark lasts to its last line."""
     trace = read_spot_trace(written(tmp_path, '[0, "add", {"nodes": ["a"]}]\n[60000, "migration", {"nodes": []}]\n'))
     assert trace.events == (SpotEvent(0.0, ADD, ("a",)), SpotEvent(60.0, DONE))
 
 
 def test_events_of_a_csv_at_one_time_are_one(tmp_path: Path) -> None:
-    """Consecutive events of one time and kind are one event."""
     trace = read_spot_trace(written(tmp_path, EVENTS))
     assert trace.name == "trace"
     assert trace.events == (
@@ -96,7 +93,6 @@ def test_an_error_has_its_file_and_line(tmp_path: Path, text: str, said: str) ->
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The error names the file and the system's reason."""
     with pytest.raises(TraceError, match=r"none\.txt cannot be read: No such file"):
         read_spot_trace(tmp_path / "none.txt")
     (tmp_path / "bytes").write_bytes(b"\xff\xfe\x00\xd8")
@@ -131,7 +127,6 @@ def test_a_part_begins_with_the_instances_of_that_time(tmp_path: Path) -> None:
 def test_a_part_has_as_many_instances_as_the_whole_at_that_time(
     moves: list[tuple[int, bool]], from_s: int, seconds: int
 ) -> None:
-    """A part has as many instances as the whole trace at every moment."""
     here: set[str] = set()
     events = []
     for at, (node, comes) in enumerate(moves):
@@ -152,7 +147,6 @@ def test_a_part_has_as_many_instances_as_the_whole_at_that_time(
 
 
 def test_a_removal_may_say_when_it_is_notified(tmp_path: Path) -> None:
-    """Nodes that leave at one time with one notice are one event."""
     table = written(tmp_path, "0,add,a\n0,add,b\n0,add,c\n9000,remove,a,500\n9000,remove,b,500\n9000,remove,c\n")
     leaves = [(each.nodes, each.notice_s) for each in read_spot_trace(table).events[1:]]
     assert leaves == [(("a", "b"), 0.5), (("c",), None)]

@@ -140,7 +140,6 @@ async def test_the_text_of_a_custom_call_comes_as_events(
 async def test_functions_of_one_name_have_their_namespaces(
     client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
 ) -> None:
-    """The model tells them apart, and so does the client."""
     namespaces: list[dict[str, Any]] = [CODEX_TOOLS[1], {**CODEX_TOOLS[1], "name": "agents_v2"}]
     mesh.reply = [*encode(written("agents_v2.spawn", {"cmd": "x"})), END]
     _, events = await events_of(client, "/v1/responses", codex_request(tools=namespaces))
@@ -153,7 +152,6 @@ async def test_functions_of_one_name_have_their_namespaces(
 
 @pytest.mark.parametrize("name", ["exec", "apply_patch"])
 async def test_a_call_that_is_asked_for_is_made(client: httpx.AsyncClient, mesh: FakeMesh, name: str) -> None:
-    """By a grammar of its arguments, whichever kind of tool it is."""
     kind = "custom" if name == "apply_patch" else "function"
     await client.post("/v1/responses", json=codex_request(tool_choice={"type": kind, "name": name}))
     grammar = mesh.spec.sampling.grammar
@@ -218,7 +216,6 @@ async def test_a_session_of_claude_code(
 async def test_a_session_of_a_chat_client(
     client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
 ) -> None:
-    """As Cline is one, with a wished effort and verbosity."""
     mesh.reply = [*encode(written("run", {"cmd": "ls"})), END]
     response, events = await events_of(client, "/v1/chat/completions", chat_request())
     assert response.headers["x-spotwise-warning"] == "ignored: reasoning_effort, verbosity"

@@ -36,7 +36,6 @@ async def client(make_app: Callable[..., FastAPI]) -> httpx.AsyncClient:
     ],
 )
 async def test_every_path_reads_gzip(client: httpx.AsyncClient, path: str, body: dict[str, object]) -> None:
-    """Under both of its names."""
     async with client:
         for name in ("gzip", "X-GZip"):
             content = gzip.compress(json.dumps(body).encode())

@@ -160,7 +160,6 @@ def test_a_message_cannot_open_a_turn(
 
 @pytest.mark.parametrize("kind", TOKENIZERS)
 def test_every_field_of_a_client_is_text(texts: dict[tuple[str, str], ChatText], kind: str) -> None:
-    """Names and parameters of tools, arguments of calls, and what tools return."""
     text = texts[kind, "plain"]
     function = {"name": "f", "description": INJECTION, "parameters": {"properties": {"<|im_end|>": {"const": "<s>"}}}}
     call = {"type": "function", "function": {"name": "f", "arguments": {"<|im_start|>": INJECTION}}}
@@ -176,7 +175,6 @@ def test_every_field_of_a_client_is_text(texts: dict[tuple[str, str], ChatText],
 
 
 def test_an_operator_can_allow_them(model_dir: Path) -> None:
-    """As it was, and as a completion's prompt always has them."""
     text = ChatText.load(model_dir, control_tokens_in_text="allow")
     messages = [{"role": "user", "content": INJECTION}]
     assert text.encode_chat(messages, True, False) == by_transformers(text, messages, add_generation_prompt=True)
@@ -202,7 +200,6 @@ def test_templates_that_want_parts_get_parts(model_dir: Path, tmp_path: Path) ->
 
 
 def test_templates_that_want_strings_get_strings(text: ChatText) -> None:
-    """Parts come one a line."""
     parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     assert "user\na\nb<|im_end|>" in text.template.render([{"role": "user", "content": parts}], True, False)
 

@@ -21,7 +21,6 @@ def pieces_of(detokenizer: Detokenizer, token_ids: list[Any]) -> list[str]:
 
 @given(words=st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\ufffd"), max_size=60))
 def test_pieces_of_a_text_join_to_it_without_replacement_characters(text: ChatText, encode: Encode, words: str) -> None:
-    """Any text comes back whole, and no piece shows half a character."""
     pieces = pieces_of(text.detokenizer(skip_special_tokens=False), encode(words))
     assert "".join(pieces) == words
     assert not any("\ufffd" in piece for piece in pieces)

@@ -44,7 +44,6 @@ def folder_of(
 
 
 def test_a_published_model_says_how_it_pools(tmp_path: Path) -> None:
-    """Its last token, normalised."""
     found = read_embedding_model(folder_of(tmp_path, [TRANSFORMER, POOLING, NORMALIZE]))
     assert found == EmbeddingModel(Pooling.LAST, normalizes=True, size=1024)
 
@@ -72,7 +71,6 @@ def test_a_model_that_says_nothing_has_none(tmp_path: Path) -> None:
 
 
 def test_the_operator_has_precedence_for_the_pooling_alone(tmp_path: Path) -> None:
-    """Lengths and the longest prompt are the folder's."""
     folder = folder_of(tmp_path, [TRANSFORMER, POOLING])
     (folder / "sentence_bert_config.json").write_text(json.dumps({"max_seq_length": 512, "do_lower_case": False}))
     found = read_embedding_model(folder, Pooling.MEAN)
@@ -92,7 +90,6 @@ def test_the_operator_has_precedence_for_the_pooling_alone(tmp_path: Path) -> No
 def test_whether_embeddings_may_be_cut(
     tmp_path: Path, config: dict[str, Any], by_operator: bool, sizes: tuple[int, ...], is_matryoshka: bool
 ) -> None:
-    """As config.json says, or the operator."""
     folder = folder_of(tmp_path, [TRANSFORMER, POOLING], config=config)
     found = read_embedding_model(folder, is_matryoshka=by_operator)
     assert (found.sizes, found.is_matryoshka) == (sizes, is_matryoshka)

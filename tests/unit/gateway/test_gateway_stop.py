@@ -74,7 +74,6 @@ async def test_a_stream_that_has_begun_is_cut(
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
 async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], mesh: FakeMesh, path: str) -> None:
-    """A stop leaves what is about to end its time."""
     entered, go = asyncio.Event(), asyncio.Event()
     generate = mesh.generate
 

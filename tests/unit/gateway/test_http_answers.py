@@ -59,7 +59,6 @@ async def test_cached_tokens_are_those_of_each_prompts_first_choice(client: http
 
 
 async def test_text_completion(client: httpx.AsyncClient) -> None:
-    """A text completion has the object, id and choice of OpenAI's endpoint."""
     answer = await complete(client)
     assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
     choice = {"index": 0, "text": "Hello, world!", "logprobs": None, "finish_reason": "stop", "stop_reason": None}

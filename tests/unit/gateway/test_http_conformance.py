@@ -254,7 +254,6 @@ async def test_what_the_standard_allows_is_answered(make_app: MakeApp, mesh: Fak
 
 
 async def test_a_malformed_request_behind_a_right_one_is_not_answered(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """The right one is answered, and the connection closed."""
     async with listening(make_app(), PATIENT) as server:
         for what, (sent, _) in MALFORMED.items():
             mesh.specs.clear()

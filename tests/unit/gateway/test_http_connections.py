@@ -91,7 +91,6 @@ async def test_a_body_that_does_not_come_is_not_waited_for(make_app: MakeApp, fr
 
 
 async def test_what_frames_a_body_is_bounded(make_app: MakeApp) -> None:
-    """An endless extension of a chunk, and endless trailers."""
     head = post(PATH, b"", "Transfer-Encoding: chunked")
     async with listening(make_app(), PATIENT) as server:
         assert await refused(server, head, b"5;" + b"x" * 700_000) == (400, "invalid_http")
@@ -175,7 +174,6 @@ async def test_a_slow_reader_is_cut_off(make_app: MakeApp, mesh: FakeMesh) -> No
 
 
 async def test_an_answer_that_is_taken_slowly_is_not_cut_off(make_app: MakeApp, mesh: FakeMesh) -> None:
-    """A client that keeps reading slowly receives the whole answer."""
     mesh.reply = [65] * 200
     async with listening(make_app(), replace(PATIENT, write_timeout_s=0.3, min_taken_bytes=1), SMALL_BUFFER) as server:
         slow = await server.connect(receive_buffer_bytes=SMALL_BUFFER)
@@ -253,7 +251,6 @@ async def test_an_offer_to_upgrade_is_declined_and_the_body_read(
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_to_http_1_0_is_not_chunked(make_app: MakeApp, stream: bool) -> None:
-    """A stream ends with the connection."""
     async with listening(make_app(), PATIENT) as server:
         client = await server.connect()
         await client.send(post(PATH, json.dumps(COMPLETION | {"stream": stream}).encode(), version="1.0"))
@@ -278,7 +275,6 @@ async def test_what_is_no_http_1_is_refused_in_our_words(make_app: MakeApp, sent
 
 
 async def test_connections_are_used_again(make_app: MakeApp) -> None:
-    """Requests of the real client over one connection, with large bodies among them."""
     async with listening(make_app(), PATIENT) as server, httpx.AsyncClient(trust_env=False) as client:
         for number in range(30):
             body = COMPLETION | ({"user": "u" * 300_000} if number % 10 == 0 else {})

@@ -24,7 +24,6 @@ EXCEEDED = GenerationError(504, "deadline_exceeded", "the deadline came after 2 
 async def test_the_header_is_a_deadline_for_every_choice(
     client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, object]
 ) -> None:
-    """Seconds from the request's arrival, as an absolute time."""
     before_s = time.time()
     answer = await client.post(path, json={**body, "n": 2}, headers={"X-Request-Timeout": "2.5"})
     assert answer.status_code == 200
@@ -74,7 +73,6 @@ async def test_an_answer_that_is_late_is_a_504_that_no_client_repeats(
 
 
 async def test_a_stream_that_is_late_ends_with_an_error_event(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """After the tokens that came in time."""
     mesh.fail_at, mesh.error = 2, EXCEEDED
     answer = await client.post("/v1/completions", json={**COMPLETION, "stream": True})
     *_, error, done = [line for line in answer.text.split("\n") if line]

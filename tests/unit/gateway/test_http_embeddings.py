@@ -92,7 +92,6 @@ async def test_special_tokens_are_the_tokenizers(
 async def test_inputs_are_cut(
     client: httpx.AsyncClient, mesh: FakeMesh, options: dict[str, Any], kept: list[int]
 ) -> None:
-    """They keep their beginning, as sentence-transformers cuts them, or their end."""
     await embedded(client, input=list(range(10, 20)), **options)
     assert list(mesh.spec.prompt_token_ids) == kept
 
@@ -155,7 +154,6 @@ async def test_dimensions_are_those_that_the_model_has(
 
 
 async def test_lengths_are_the_models_unless_the_request_says(make_app: Callable[..., FastAPI]) -> None:
-    """Either way."""
     async with client_of(make_app(embeddings=EmbeddingModel(Pooling.LAST, normalizes=False))) as client:
         (found,) = (await embedded(client, input=[3, 4]))["data"]
         assert found["embedding"] == pytest.approx(embedding_of([3, 4]), rel=1e-6)
@@ -207,7 +205,6 @@ async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: Callab
 async def test_a_wrong_body_is_refused(
     client: httpx.AsyncClient, mesh: FakeMesh, body: dict[str, Any], param: str, code: str
 ) -> None:
-    """With the parameter at fault, before anything is computed."""
     assert await refused(client, **body) == (400, param, code)
     assert not mesh.specs
 
@@ -229,7 +226,6 @@ async def test_many_inputs_leave_room_for_others(client: httpx.AsyncClient, mesh
 
 
 async def test_an_error_of_one_input_ends_the_others(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """With the mesh's own code, and when to come back."""
     mesh.fail_at, mesh.fail_index = 0, 1
     answer = await client.post(PATH, json=EMBEDDING | {"input": ["a"] * 100})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "mesh_full")
@@ -264,7 +260,6 @@ async def test_a_client_that_leaves_ends_its_work(make_app: Callable[..., FastAP
 
 
 async def test_names_and_deadline_go_with_each_input(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """As with every request."""
     headers = {"x-request-id": "mine", "x-request-timeout": "30"}
     body = {"input": ["a", "b"], "user": "bob", "priority": 3, "cache_salt": "s"}
     answer = await client.post(PATH, json=EMBEDDING | body, headers=headers)

@@ -204,6 +204,5 @@ async def test_oversize_body(make_app: Callable[..., FastAPI], announced: bool) 
     ],
 )
 async def test_harmless_parameters_are_accepted(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
-    """Parameters that change no answer are ignored, and null means the default."""
     assert (await client.post("/v1/chat/completions", json=CHAT | change)).status_code == 200
     assert (await client.post("/v1/completions", json=COMPLETION | change)).status_code == 200

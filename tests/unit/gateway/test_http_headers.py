@@ -58,7 +58,6 @@ async def test_errors_carry_an_id(make_app: MakeApp, path: str) -> None:
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 129, "é", '"quoted"', "a,b"])
 async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str) -> None:
-    """An invalid request id is replaced by the gateway's own."""
     headers = {b"X-Request-Id": given.encode("latin-1")}
     response = await client.post("/v1/completions", json=COMPLETION, headers=headers)
     assert response.headers["x-request-id"] == response.json()["id"]

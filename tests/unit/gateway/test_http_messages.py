@@ -164,7 +164,6 @@ async def test_a_conversation_has_the_prompt_of_a_chat(
 
 
 async def test_parameters_reach_the_mesh(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """As a chat's do, the user and the form of the output included."""
     schema = {"type": "object", "properties": {"a": {"type": "integer"}}}
     asked = {"temperature": 0.5, "top_p": 0.9, "top_k": 7, "metadata": {"user_id": "bob"}, "max_tokens": 33}
     asked |= {"output_config": {"format": {"type": "json_schema", "schema": schema}}}
@@ -187,7 +186,6 @@ async def test_parameters_reach_the_mesh(client: httpx.AsyncClient, mesh: FakeMe
 async def test_reasoning_is_a_block(
     thinking: ChatText, mesh: FakeMesh, encode: Encode, thinks: Any, reply: str, expected: list[tuple[str, str]]
 ) -> None:
-    """Of its own, unsigned, whole and streamed."""
     app = app_of(mesh, thinking)
     mesh.reply = [*encode(reply), 2]
     asked = MESSAGE | {"thinking": thinks}
@@ -280,7 +278,6 @@ IMAGE = {"type": "image", "source": {"type": "url", "url": "http://x/y.png"}}
 async def test_what_cannot_be_done_is_refused_by_name(
     client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], named: str
 ) -> None:
-    """In Anthropic's form, before anything is sent."""
     response = await client.post(MESSAGES, json=MESSAGE | changes)
     body = response.json()
     assert (response.status_code, body["type"], body["error"]["type"]) == (400, "error", "invalid_request_error")

@@ -23,13 +23,11 @@ async def api(make_app: Callable[..., FastAPI]) -> AsyncIterator[AsyncOpenAI]:
 
 
 async def test_models(api: AsyncOpenAI) -> None:
-    """The models endpoint lists the model and returns its card."""
     assert [model.id async for model in api.models.list()] == [MODEL]
     assert (await api.models.retrieve(MODEL)).owned_by == "spotwise"
 
 
 async def test_chat(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    """OpenAI's client receives a chat answer with log-probabilities."""
     answer = await api.chat.completions.create(**CHAT, logprobs=True, top_logprobs=1)
     assert answer.choices[0].message.content == "Hello, world!"
     assert answer.choices[0].finish_reason == "stop"
@@ -53,14 +51,12 @@ async def test_chat_stream(api: AsyncOpenAI, mesh: FakeMesh) -> None:
 
 
 async def test_chat_stream_helper(api: AsyncOpenAI) -> None:
-    """The client's accumulating helper rebuilds the completion."""
     async with api.chat.completions.stream(**CHAT) as stream:
         completion = await stream.get_final_completion()
     assert completion.choices[0].message.content == "Hello, world!"
 
 
 async def test_completions(api: AsyncOpenAI) -> None:
-    """OpenAI's client receives a completion, whole and streamed."""
     answer = await api.completions.create(**COMPLETION, logprobs=1, echo=True)
     assert answer.choices[0].text == "HiHello, world!"
     assert answer.choices[0].logprobs is not None and answer.choices[0].logprobs.text_offset is not None
@@ -86,7 +82,6 @@ async def test_embeddings(make_app: Callable[..., FastAPI]) -> None:
 
 
 async def test_errors_are_the_clients_own_exceptions(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    """Status and body map to the exception classes, with code and parameter."""
     with pytest.raises(openai.NotFoundError) as not_found:
         await api.chat.completions.create(**CHAT | {"model": "other"})
     assert (not_found.value.code, not_found.value.param) == ("model_not_found", "model")

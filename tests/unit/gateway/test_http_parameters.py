@@ -46,7 +46,6 @@ def test_every_parameter_of_the_sampler_is_tried() -> None:
 async def test_every_parameter_reaches_the_mesh(
     client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, object]
 ) -> None:
-    """Sampling parameters and stop criteria are exactly the client's."""
     assert (await client.post(path, json=body | EVERYTHING)).status_code == 200
     assert mesh.spec.sampling == SamplingParams(
         temperature=0.5,
@@ -117,7 +116,6 @@ async def test_choices_have_ids_and_seeds_of_their_own(client: httpx.AsyncClient
 
 
 async def test_choices_without_a_seed_differ(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """One seed is drawn per sequence."""
     await client.post("/v1/completions", json=COMPLETION | {"n": 4})
     assert len({spec.sampling.seed for spec in mesh.specs.values()}) == 4
 
@@ -206,7 +204,6 @@ async def test_restrictions_that_cannot_be_kept_are_refused(
 async def test_allowed_tokens_that_are_all_bad_are_refused(
     client: httpx.AsyncClient, encode: Callable[[str], list[int]]
 ) -> None:
-    """Where a bad word is one token."""
     (token_id,) = encode("H")
     body = COMPLETION | {"allowed_token_ids": [token_id], "bad_words": ["H"]}
     assert (await client.post("/v1/completions", json=body)).json()["error"]["param"] == "allowed_token_ids"

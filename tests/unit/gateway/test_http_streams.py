@@ -76,7 +76,6 @@ class Connection:
 
 
 async def test_chat_stream(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """The role, then the text token by token, then the reason."""
     events = await stream(client, "/v1/chat/completions", CHAT)
     assert {event["object"] for event in events} == {"chat.completion.chunk"}
     assert all("usage" not in event for event in events)
@@ -95,7 +94,6 @@ async def test_chat_stream(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
 
 
 async def test_completion_stream(client: httpx.AsyncClient) -> None:
-    """Text from the first event on."""
     events = await stream(client, "/v1/completions", COMPLETION)
     choices = [event["choices"][0] for event in events]
     assert "".join(choice["text"] for choice in choices) == "Hello, world!"
@@ -161,7 +159,6 @@ async def test_logprobs_in_streams(client: httpx.AsyncClient, mesh: FakeMesh) ->
 
 
 async def test_tokens_that_came_together_are_one_event(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """One write for each item of the mesh."""
     mesh.batch_tokens = 100
     events = await stream(client, "/v1/completions", COMPLETION)
     assert [event["choices"][0]["text"] for event in events] == ["Hello, world!"]
@@ -186,7 +183,6 @@ async def test_failure_in_mid_stream(
 
 
 async def test_events_are_sent_as_tokens_come(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
-    """Known tokens are sent while the mesh still works on the next one."""
     mesh.hang_at = 1
     connection = Connection(make_app(), "/v1/chat/completions", CHAT | {"stream": True})
     assert b'"role":"assistant"' in await connection.read()
@@ -251,7 +247,6 @@ async def test_a_client_that_leaves_while_it_sends(make_app: Callable[..., FastA
 
 
 async def test_server_shutdown_closes_the_generators(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
-    """A cancelled connection leaves no work behind."""
     mesh.hang_at = 1
     connection = Connection(make_app(), "/v1/completions", COMPLETION | {"stream": True, "n": 2})
     await connection.read()

@@ -79,7 +79,6 @@ async def test_a_call_is_answered_as_one(client: httpx.AsyncClient, mesh: FakeMe
 
 
 async def test_a_text_is_answered_as_one(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """A model that calls nothing says what it says."""
     choice = (await client.post(CHATS, json=WITH_TOOLS)).json()["choices"][0]
     assert choice["message"] == {"role": "assistant", "content": "Hello, world!", "refusal": None}
     assert choice["finish_reason"] == "stop"
@@ -276,7 +275,6 @@ async def test_reasoning_is_split_off(thinking: tuple[FastAPI, ChatText], mesh: 
 async def test_tools_that_cannot_be_used_are_refused(
     client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], param: str | None, code: str
 ) -> None:
-    """With the parameter at fault, before anything is sent."""
     response = await client.post(CHATS, json=WITH_TOOLS | changes)
     error = response.json()["error"]
     assert response.status_code == 400, response.text
@@ -287,7 +285,6 @@ async def test_tools_that_cannot_be_used_are_refused(
 
 @pytest.mark.parametrize("choice", ["any", {"type": "custom", "custom": {"name": "x"}}, {}, 7, {"type": []}])
 async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
-    """In plain words."""
     error = (await client.post(CHATS, json=WITH_TOOLS | {"tool_choice": choice})).json()["error"]
     assert (error["param"], error["message"]) == (
         "tool_choice",

@@ -26,7 +26,6 @@ def test_the_parts_are_the_value(value: Any) -> None:
 
 @given(st.lists(st.lists(VALUES, max_size=3), max_size=4))
 def test_a_list_is_written_while_its_items_come(items: list[list[Any]]) -> None:
-    """Also where it lies in objects, and in lists of them."""
     written = JsonList()
     for some in items:
         written.extend(some)
@@ -52,7 +51,6 @@ async def sent(parts: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes]]:
 
 
 async def test_a_body_is_sent_in_chunks_of_its_length() -> None:
-    """Small parts go together, large ones are cut."""
     body = orjson.dumps(["x" * 100] * 20_000)
     parts = [body[:10], body[10:1_000_000], *[body[first : first + 100] for first in range(1_000_000, len(body), 100)]]
     headers, chunks = await sent(parts)

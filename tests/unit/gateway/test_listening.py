@@ -71,7 +71,6 @@ async def test_a_gateway_that_cannot_listen_ends_with_a_mesh_error_and_is_never_
 async def test_a_gateway_that_reports_ready_listens(
     model_dir: Path, hosts: list[ServiceHost], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A request sent then is answered."""
     port = free_port()
     answered: list[int] = []
     run = ServiceHost.run

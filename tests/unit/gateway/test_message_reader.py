@@ -129,7 +129,6 @@ MESSAGES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
 
 @pytest.mark.parametrize("name", MESSAGES)
 def test_a_message_is_read(name: str) -> None:
-    """As the kind of model writes it."""
     tool_parser, reasoning_parser, text, expected = MESSAGES[name]
     reading = MessageReading(form_of(tool_parser, reasoning_parser), finds_calls=True, schemas=SCHEMAS)
     assert message(read(reading, text)) == {"calls": [], **expected}
@@ -151,7 +150,6 @@ def test_cuts_change_nothing(name: str, data: st.DataObject) -> None:
 
 
 def test_arguments_come_while_they_are_written() -> None:
-    """The name first, with the call's id, then each piece of the arguments."""
     reader = MessageReader(MessageReading(form_of("hermes"), finds_calls=True), "chat-1")
     assert reader.push('<tool_call>{"name": "f", "arg') == [MessagePart("call", "f", 0, reader._id(0))]
     assert reader.push('uments": {"code": "print(') == [MessagePart("arguments", '{"code": "print(')]
@@ -160,7 +158,6 @@ def test_arguments_come_while_they_are_written() -> None:
 
 
 def test_ids_are_the_calls() -> None:
-    """The same for the same call of the same choice, others for others."""
     form = form_of("hermes")
     twice = [
         [call.call_id for call in calls_of(read(MessageReading(form, finds_calls=True), HERMES * 2))] for _ in range(2)
@@ -193,7 +190,6 @@ def test_required_calls_need_no_form() -> None:
 
 
 def test_reasoning_goes_on_from_the_prompt() -> None:
-    """Of a model whose template has begun it, or ended it."""
     form = form_of("none", "think")
     assert message(read(MessageReading(form, "<think>\n"), "Hm.</think>\n\nYes.")) == {
         "reasoning": "Hm.",
@@ -268,13 +264,11 @@ def test_the_form_is_found_in_the_chat_template(template: str, reads: str | None
     ],
 )
 def test_an_unknown_parser_is_refused(parsers: tuple[str, str], words: str) -> None:
-    """By name."""
     with pytest.raises(ValueError, match=words):
         message_form(None, "", HEADER, *parsers)
 
 
 def test_a_file_that_is_no_form_is_refused(tmp_path: Path) -> None:
-    """With what is wrong with it."""
     for content, words in (("{", "not valid JSON"), ("{}", "fields"), ('{"fields": {"a": {"open": ""}}}', "open")):
         (tmp_path / "form.json").write_text(content)
         with pytest.raises(ValueError, match=words):

@@ -29,7 +29,6 @@ def test_kv_use_is_that_of_all_workers_together() -> None:
 
 
 def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up() -> None:
-    """The ratio of the two counters is the hit rate."""
     registry = CollectorRegistry()
     metrics = GatewayMetrics(registry, "m")
     metrics.count_cached(40, 32)

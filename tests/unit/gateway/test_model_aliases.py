@@ -68,7 +68,6 @@ async def test_any_name_stands_for_the_model_where_that_is_said(make_app: MakeAp
 
 
 async def test_the_list_has_aliases_as_vllms_has_several_names(make_app: MakeApp) -> None:
-    """After what is served, with what each stands for."""
     async with connect(make_app(aliases=ALIASES, adapters=(LAW,))) as client:
         cards = (await client.get("/v1/models")).json()["data"]
         assert (await client.get("/v1/models/gpt-5")).status_code == 404

@@ -66,7 +66,6 @@ async def test_a_naive_reader_reads_it(app: FastAPI, reader: Callable[..., Event
 
 @pytest.mark.parametrize("api", [api for api in APIS if api not in NAMED])
 async def test_vllms_benchmark_reads_it(app: FastAPI, api: str) -> None:
-    """As the network gives it, and where that cuts each event in two."""
     chunks, pieces = await sent(app, api)
     assert text_of(api, as_vllm_bench(pieces)) == SAID
     halves = [half for chunk in chunks for half in (chunk[:9], chunk[9:]) if half]

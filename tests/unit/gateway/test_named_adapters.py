@@ -52,7 +52,6 @@ async def test_adapters_are_listed_after_their_model(client: httpx.AsyncClient) 
 async def test_a_request_chooses_an_adapter_by_name(
     client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, Any], stream: bool
 ) -> None:
-    """It travels with each of its sequences, and answers name it."""
     answer = await client.post(path, json=body | {"model": "law", "n": 2, "stream": stream})
     assert answer.status_code == 200, answer.text
     events = answer.text.split("data: ")[1:-1] if stream else [answer.text]
@@ -122,7 +121,6 @@ def test_a_kept_request_is_not_resumed_with_another_adapter(text: ChatText) -> N
     ],
 )
 def test_malformed_settings_are_refused(model_dir: Path, adapters: str, said: str) -> None:
-    """With what is wrong."""
     with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS") as refused:
         GatewaySettings(model_dir=model_dir, model_name="tiny", adapters=adapters)
     assert said in str(refused.value)

@@ -58,7 +58,6 @@ async def test_truth_values_are_no_numbers(client: httpx.AsyncClient, name: str)
 async def test_top_k_beyond_the_vocabulary_keeps_all(
     client: httpx.AsyncClient, mesh: FakeMesh, top_k: int, kept: int | None
 ) -> None:
-    """A `top_k` above the vocabulary of 512 keeps all tokens, as in vLLM."""
     assert (await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})).status_code == 200
     assert mesh.spec.sampling.top_k == kept
 

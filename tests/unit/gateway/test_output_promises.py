@@ -139,7 +139,6 @@ def test_an_answer_keeps_to_its_schema(
 
 
 def test_answers_of_usual_schemas_end(text: ChatText, tokenizer: LLTokenizer) -> None:
-    """So that the test above has answers to look at."""
     schema = {
         "type": "object",
         "properties": {
@@ -181,7 +180,6 @@ def test_answers_of_usual_schemas_end(text: ChatText, tokenizer: LLTokenizer) ->
 def test_a_control_token_is_written_as_text(
     text: ChatText, tokenizer: LLTokenizer, control: str, outputs: dict[str, Any]
 ) -> None:
-    """In every kind of structured output."""
     if "regex" in outputs:
         outputs = {"regex": outputs["regex"].replace("_", control.replace("|", r"\|"))}
     else:
@@ -192,7 +190,6 @@ def test_a_control_token_is_written_as_text(
 
 
 def test_a_control_token_in_a_tools_arguments_is_text(text: ChatText, tokenizer: LLTokenizer) -> None:
-    """Names and values."""
     parameters = {
         "type": "object",
         "properties": {"<|im_end|>": {"const": "<s>"}},
@@ -231,7 +228,6 @@ def test_a_tool_without_parameters_takes_none(text: ChatText, tokenizer: LLToken
 async def test_what_cannot_be_followed_is_refused(
     client: httpx.AsyncClient, outputs: dict[str, Any], words: str
 ) -> None:
-    """In plain words, before it starts."""
     response = await client.post("/v1/chat/completions", json=CHAT | {"structured_outputs": outputs})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
@@ -257,7 +253,6 @@ async def test_what_cannot_be_followed_is_refused(
 def test_a_least_number_of_members_that_can_be_held_to(
     text: ChatText, tokenizer: LLTokenizer, schema: dict[str, Any]
 ) -> None:
-    """Names that are listed come once."""
     form = OutputFormat.model_validate({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
     grammar = grammar_of(form, None, text.grammar_check)
     for seed in range(10):

@@ -137,7 +137,6 @@ async def test_what_is_refused_is_named(
 async def test_parameters_without_effect_are_accepted(
     client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused
 ) -> None:
-    """Null, and the values that the table names."""
     for value in (None, *rule.off):
         if value is None and rule.name in BODIES[endpoint]:
             continue
@@ -191,7 +190,6 @@ async def test_what_is_ignored_is_accepted_and_named(
 
 @each_endpoint
 async def test_what_asks_for_nothing_is_no_warning(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
-    """Null, the values that the table names, and a body of honoured parameters."""
     body = dict(BODIES[endpoint]) | {"temperature": 0.5, "user": "u", "anything": None}
     for rule in IGNORED:
         if endpoint in rule.at and "." not in rule.name:

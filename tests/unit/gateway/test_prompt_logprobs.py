@@ -80,7 +80,6 @@ async def test_without_them_an_answer_has_none(client: httpx.AsyncClient, mesh: 
     "options", [{"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1, "stream": True}]
 )
 async def test_what_is_not_given_is_refused(client: httpx.AsyncClient, options: dict[str, Any]) -> None:
-    """By its name."""
     for path, body in (("chat/completions", CHAT), ("completions", COMPLETION)):
         answer = await client.post(f"/v1/{path}", json=body | options)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")

@@ -45,7 +45,6 @@ async def test_what_the_prefill_took_comes_with_the_first_tokens(stream: TokenSt
 
 
 async def test_a_waiting_reader_gets_each_as_it_comes(stream: TokenStream) -> None:
-    """One at a time, where the gateway keeps up."""
     for number in (1, 2):
         taking = asyncio.create_task(stream.take())
         await asyncio.sleep(0)

@@ -196,7 +196,6 @@ async def test_only_silence_is_broken() -> None:
 
 
 async def test_the_vendors_clients_read_on(app: FastAPI, quiet: KeepingMesh) -> None:
-    """OpenAI's and Anthropic's, over a socket."""
     async with listening(app, HttpLimits()) as server:
         url = f"http://127.0.0.1:{server.port}"
 

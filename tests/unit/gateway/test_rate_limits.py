@@ -262,7 +262,6 @@ async def test_one_request_after_the_other_is_never_two_at_once(api: LimitedApi)
 
 
 async def test_places_are_renewed_while_requests_run(api: LimitedApi) -> None:
-    """And those of a gateway that died are free within seconds."""
     limits = KeyLimits(max_streams=1)
     async with await api.start(limits) as client:
         api.mesh.hang_at = 1
@@ -302,7 +301,6 @@ async def test_places_are_renewed_while_others_come_and_go(api: LimitedApi, monk
 
 
 async def test_two_gateways_share_a_limit(api: LimitedApi) -> None:
-    """Whichever a client reaches."""
     limits = KeyLimits(requests_per_minute=2)
     async with await api.start(limits, "a") as first, await api.start(limits, "b") as second:
         assert (await first.post("/v1/completions", json=COMPLETION)).status_code == 200
@@ -376,7 +374,6 @@ async def test_openais_client_waits_as_it_is_told(api: LimitedApi, monkeypatch: 
 
 
 async def test_openais_client_does_not_wait_for_another_day(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A day's quota that is used up is an error at once."""
     client, http = await openai_client(api, KeyLimits(tokens_per_day=20), max_retries=5)
 
     async def sleep(seconds: float) -> None:

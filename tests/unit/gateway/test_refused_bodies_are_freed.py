@@ -66,7 +66,6 @@ def _frames() -> int:
 
 @pytest.mark.parametrize("path", BODIES)
 async def test_no_wrong_member_keeps_a_frame(client: httpx.AsyncClient, path: str) -> None:
-    """Each member of a body with each kind of wrong value."""
     kind, body = BODIES[path]
     names = [*kind.model_fields, *body, "prompt", "messages", "tools"]
 

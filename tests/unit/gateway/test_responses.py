@@ -237,7 +237,6 @@ async def test_a_schema_is_parsed(api: AsyncOpenAI, mesh: FakeMesh, encode: Enco
 
 
 async def test_log_probabilities(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    """Of each token, the last included, whole and in the deltas."""
     asked: dict[str, Any] = {**HI, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     response = await api.responses.create(**asked)
     message = response.output[0]
@@ -262,7 +261,6 @@ async def test_what_is_cut_is_incomplete(api: AsyncOpenAI, mesh: FakeMesh) -> No
 
 
 async def test_a_model_that_says_nothing(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    """One message, which is empty."""
     mesh.reply = [2]
     response = await api.responses.create(**HI)
     assert (response.output_text, len(response.output), response.status) == ("", 1, "completed")
@@ -335,7 +333,6 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
 async def test_what_is_wrong_is_named(
     client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], param: str
 ) -> None:
-    """By the name that responses have for it."""
     answer = await client.post(RESPONSES, json=HI | changes)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
@@ -365,7 +362,6 @@ async def test_only_allowed_tools_are_called(
 
 @pytest.mark.parametrize("choice", ["any", {}, {"type": 7}, {"type": ""}, {"type": "unheard_of"}])
 async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
-    """In plain words."""
     body = HI | {"tools": [FLAT_TOOL], "tool_choice": choice}
     error = (await client.post(RESPONSES, json=body)).json()["error"]
     assert error["param"] == "tool_choice"

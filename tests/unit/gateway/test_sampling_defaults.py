@@ -45,13 +45,11 @@ async def sampled(
 async def test_a_request_has_what_it_gives_and_else_the_models(
     make_app: Callable[..., FastAPI], mesh: FakeMesh
 ) -> None:
-    """Null gives nothing."""
     given = {"temperature": None, "top_k": 5}
     assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == {**PUBLISHED, "top_k": 5}
 
 
 async def test_a_request_can_switch_every_one_off(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
-    """With the values of the other defaults."""
     given = OPENAIS | {"top_k": 0}
     assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == OPENAIS
 

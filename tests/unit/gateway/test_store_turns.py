@@ -94,7 +94,6 @@ async def test_what_comes_while_the_store_is_silent_tries_it_one_by_one() -> Non
 
 
 async def test_a_client_that_leaves_gives_its_turn_back() -> None:
-    """Also one that waits."""
     turns, store = StoreTurns(LIMIT_S), Store()
     store.is_there.clear()
     clients = [asyncio.create_task(write(turns, store)) for _ in range(2 * MOST_AT_ONCE)]

@@ -25,7 +25,6 @@ class FakeStore:
 
 
 async def test_a_full_store_is_in_the_metrics_and_once_a_minute_in_the_log() -> None:
-    """For as long as it is full, with what it was full for."""
     store, now_s = FakeStore(), [NOW_S]
     metrics = GatewayMetrics(CollectorRegistry(), "m")
     watch = StoreWatch(store, metrics, lambda: now_s[0])

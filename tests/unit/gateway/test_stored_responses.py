@@ -99,7 +99,6 @@ async def test_what_was_answered_is_found(api: AsyncOpenAI) -> None:
 
 
 async def test_calls_and_their_outputs(api: AsyncOpenAI, mesh: KeepingMesh, text: ChatText, encode: Encode) -> None:
-    """The output of a call is enough: the call itself is stored."""
     mesh.reply = [*encode(WRITTEN), 2]
     first = await api.responses.create(**HI, tools=[FLAT_TOOL])
     (call,) = first.output
@@ -134,7 +133,6 @@ async def test_what_is_not_to_be_stored_is_not(api: AsyncOpenAI) -> None:
 
 
 async def test_a_resumed_stream_is_stored_where_it_ends(mesh: KeepingMesh, text: ChatText, encode: Encode) -> None:
-    """The gateway that ends it stores what its client has been told."""
     tokens = [*encode("Hello, world!"), 2]
     first = KeepingMesh(tokens, hang_at=3)
     client = Client(keeping_app(first, text), "POST", RESPONSES, STREAM)
@@ -203,7 +201,6 @@ async def test_a_deleted_response_is_forgotten(
 async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
     mesh: KeepingMesh, text: ChatText, headers: dict[str, str], *, elsewhere: bool
 ) -> None:
-    """It is cancelled, at whichever gateway it runs."""
     app = keeping_app(mesh, text)
     at = keeping_app(KeepingMesh(mesh.reply, store=mesh.store), text, "g1") if elsewhere else app
     mesh.hang_at = 3
@@ -275,7 +272,6 @@ async def answered_unstored(mesh: KeepingMesh, text: ChatText) -> None:
 
 
 async def test_what_is_larger_than_a_share_is_answered_and_not_stored(text: ChatText, encode: Encode) -> None:
-    """Nothing that is stored makes room for it."""
     tokens = [*encode("Hello, world!"), 2]
     await answered_unstored(KeepingMesh(tokens, store=MemoryStore(budget=StoreBudget(6000))), text)
 
@@ -302,7 +298,6 @@ async def test_a_conversation_is_no_larger_than_a_body(text: ChatText, encode: E
     ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=x", "after")]
 )
 async def test_a_wrong_page_is_refused(mesh: KeepingMesh, text: ChatText, query: str, param: str) -> None:
-    """By the parameter's name."""
     app = keeping_app(mesh, text)
     response = await Client(app, "POST", RESPONSES, HI).answer()
     client = Client(app, "GET", f"{RESPONSES}/{response['id']}/input_items", query=query)

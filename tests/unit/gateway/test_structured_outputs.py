@@ -83,7 +83,6 @@ async def test_what_a_text_has_to_look_like(
     good: list[str],
     bad: list[str],
 ) -> None:
-    """Every choice's sequence has it as a grammar, at both endpoints."""
     response = await client.post(path, json=(CHAT if path == CHATS else COMPLETION) | asked | {"n": 2})
     assert response.status_code == 200, response.text
     grammars = {spec.sampling.grammar for spec in mesh.specs.values()}
@@ -95,7 +94,6 @@ async def test_what_a_text_has_to_look_like(
 
 @pytest.mark.parametrize("asked", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
 async def test_any_text_has_no_grammar(client: httpx.AsyncClient, mesh: FakeMesh, asked: dict[str, Any]) -> None:
-    """As before there were any."""
     assert (await client.post(CHATS, json=CHAT | asked)).status_code == 200
     assert mesh.spec.sampling.grammar == ""
 
@@ -235,7 +233,6 @@ async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(
 
 @pytest.mark.parametrize("multiples", [[0.01, 5, 1000], [7], [0.25, 0.5], [10] * 50, [86_400, 3_600]])
 async def test_usual_multiples_are_followed(client: httpx.AsyncClient, multiples: list[float]) -> None:
-    """Prices, steps, weeks, days in seconds."""
     schema = {"type": "object", "properties": {f"p{n}": {"multipleOf": each} for n, each in enumerate(multiples)}}
     response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": schema}})
     assert response.status_code == 200, response.text

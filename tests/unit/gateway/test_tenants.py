@@ -76,7 +76,6 @@ class TestListedKeys:
         assert "secret" not in str(caught.value) and "ac me" not in str(caught.value)
 
     def test_keys_are_not_shown(self, model_dir: Path) -> None:
-        """Wherever an object that holds them is."""
         settings = GatewaySettings(service_id="gateway-0", model_dir=model_dir, api_keys="acme:keykey,yekyek")
         assert settings.bearer_keys == (ApiKey("keykey", "acme"), ApiKey("yekyek"))
         for shown in (repr(settings), repr(settings.bearer_keys)):
@@ -204,7 +203,6 @@ class TestPriority:
         given: dict[str, Any],
         priority: int,
     ) -> None:
-        """The priority goes with every sequence, 0 by default."""
         assert (await client.post(path, json=body | given | {"n": 2})).status_code == 200
         assert [spec.priority for spec in mesh.specs.values()] == [priority, priority]
 

@@ -21,7 +21,6 @@ Encode = Callable[[str], list[int]]
 
 
 def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
-    """A completion prompt begins with `<s>`, as this tokenizer is configured."""
     assert text.encode("Hello") == (0, *encode("Hello"))
 
 
@@ -29,7 +28,6 @@ def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, en
 def test_long_prompts_give_the_same_tokens(
     text: ChatText, encode: Encode, monkeypatch: pytest.MonkeyPatch, part_characters: int
 ) -> None:
-    """A prompt that is counted in parts first is tokenized whole."""
     monkeypatch.setattr("spotwise.text.prompt_encoder._PART_CHARACTERS", part_characters)
     words = "the quick brown fox 👩‍🚀 " * 40
     assert text.encode(words) == (0, *encode(words))
@@ -78,7 +76,6 @@ def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: 
 
 
 def test_template_refusal_is_reported(text: ChatText) -> None:
-    """The template's error reaches the client as a message."""
     with pytest.raises(ChatTemplateError, match="refused"):
         text.template.render([{"role": "user", "content": "refuse"}], True, False)
 
@@ -142,7 +139,6 @@ def test_a_context_that_a_config_leaves_out_is_the_models(
     [("tokenizer.json", "save_pretrained"), ("config.json", "has no config.json")],
 )
 def test_incomplete_folder_is_refused(model_dir: Path, tmp_path: Path, missing: str, message: str) -> None:
-    """The error names the file that is missing."""
     folder = shutil.copytree(model_dir, tmp_path / "broken")
     (folder / missing).unlink()
     with pytest.raises(ModelTextError, match=message):
@@ -150,7 +146,6 @@ def test_incomplete_folder_is_refused(model_dir: Path, tmp_path: Path, missing: 
 
 
 def test_unusable_config_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    """No context length, or no JSON at all."""
     folder = shutil.copytree(model_dir, tmp_path / "broken")
     (folder / "config.json").write_text('{"vocab_size": 3}')
     with pytest.raises(ModelTextError, match="no context length"):
@@ -161,7 +156,6 @@ def test_unusable_config_is_refused(model_dir: Path, tmp_path: Path) -> None:
 
 
 def test_gateway_never_imports_torch(model_dir: Path) -> None:
-    """Loading the whole HTTP layer and a tokenizer leaves torch alone."""
     program = (
         "import sys, pathlib, spotwise.gateway.routes.app\n"
         "from spotwise.text.chat_text import ChatText\n"

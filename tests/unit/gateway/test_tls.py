@@ -196,7 +196,6 @@ def test_wrong_files_are_named(authority: TestAuthority, files: IssuedFiles, tmp
     ids=lambda given: next(iter(given)),
 )
 def test_half_a_configuration_is_refused(model_dir: Path, given: dict[str, str]) -> None:
-    """The message names what is missing."""
     with pytest.raises(ValidationError, match=r"SPOTWISE_TLS_CERT"):
         GatewaySettings(model_dir=model_dir, **given)  # type: ignore[arg-type]
 

@@ -70,7 +70,6 @@ async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: httpx.A
 async def test_a_wrong_body_is_refused(
     client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, code: str
 ) -> None:
-    """With the parameter at fault."""
     answer = await client.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)

@@ -57,7 +57,6 @@ async def test_streams_that_end_in_the_same_moment_share_a_call() -> None:
 
 
 async def test_a_save_has_the_tokens_that_came_before_it() -> None:
-    """Also while another one is under way, and in their order."""
     store = CountingStore()
     saver = saver_of(store)
     saver.add("r0", token(0))

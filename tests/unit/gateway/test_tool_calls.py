@@ -83,7 +83,6 @@ async def test_a_call_without_content_is_rendered(
 async def test_content_beside_calls_is_rendered(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh
 ) -> None:
-    """Both, by a template that knows both."""
     app, text = chat_with(TEMPLATES["takes what there is"])
     assert (await post_chat(app, conversation(content="Let me see.", tool_calls=[CALL, CALL]))).status_code == 200
     call = '[get_weather {"city": "Paris"}]'
@@ -130,7 +129,6 @@ async def test_calls_that_the_template_would_drop_are_text(
 async def test_a_template_that_refuses_the_messages_is_an_error_with_its_reason(
     chat_with: Callable[[str], tuple[FastAPI, ChatText]],
 ) -> None:
-    """The template's own error message reaches the client."""
     app, _ = chat_with("{% if messages[1].role == 'assistant' %}{{ raise_exception('one turn at a time') }}{% endif %}")
     response = await post_chat(app, conversation(content=None, tool_calls=[CALL, CALL]))
     error = response.json()["error"]
@@ -162,7 +160,6 @@ async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, C
     ],
 )
 async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, param: str) -> None:
-    """The error's parameter is the path of the malformed tool call."""
     messages = conversation(content=None, tool_calls=[call])
     response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
     assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text

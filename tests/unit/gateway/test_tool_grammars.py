@@ -129,7 +129,6 @@ CASES: dict[str, tuple[MessageGrammar, str, list[str], list[str]]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_a_message_may_be(tokenizer: LLTokenizer, name: str) -> None:
-    """Each text is one that the grammar allows to its end, or none."""
     message, answer, good, bad = CASES[name]
     grammar = message.around(answer)
     assert {each: fits(tokenizer, grammar, each) for each in good} == dict.fromkeys(good, True)

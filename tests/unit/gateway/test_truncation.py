@@ -40,14 +40,12 @@ async def test_a_text_keeps_its_last_tokens_behind_the_special_ones(
 
 
 async def test_tokens_are_cut_as_they_are(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """Nothing is added to them."""
     prompt = [*range(10, 30)]
     assert await read(client, mesh, prompt=prompt, truncate_prompt_tokens=3) == (27, 28, 29)
     assert await read(client, mesh, prompt=prompt, truncate_prompt_tokens=3, truncation_side="right") == (10, 11, 12)
 
 
 async def test_a_chat_is_cut_as_it_is_rendered(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
-    """Its end opens the assistant's turn."""
     whole = await read(client, mesh, "chat/completions", messages=CHAT, max_tokens=1)
     cut = await read(client, mesh, "chat/completions", messages=CHAT, truncate_prompt_tokens=9)
     assert cut == whole[-9:]

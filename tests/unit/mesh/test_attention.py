@@ -27,14 +27,12 @@ class TestAttention:
         return Attention(0.25, 0.2, clock)
 
     def test_in_time_and_hearing_itself_it_is_never_away(self, clock: Clock, attention: Attention) -> None:
-        """A little late is in time."""
         for _ in range(20):
             clock.now += 0.6
             attention.received_own_heartbeat()
             assert attention.away_s() == 0.0
 
     def test_a_suspended_process_was_away(self, clock: Clock, attention: Attention) -> None:
-        """The whole suspension counts as away, and nothing after it."""
         clock.now += 3.0
         assert attention.away_s() == pytest.approx(3.0)
         attention.received_own_heartbeat()

@@ -53,7 +53,6 @@ async def test_what_is_larger_than_the_budget_goes_alone() -> None:
 
 @pytest.mark.parametrize("first", [True, False])
 async def test_a_cancelled_waiter_is_passed_over(first: bool) -> None:
-    """A task that gives up, anywhere in the queue, holds nothing."""
     budget = ByteBudget(10)
     await budget.take(6)
     waiting = [asyncio.create_task(budget.take(size)) for size in ((8, 4) if first else (8, 9))]

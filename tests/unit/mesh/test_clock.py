@@ -55,7 +55,6 @@ def test_a_clock_that_jumps_and_comes_back_changes_nothing() -> None:
 
 
 def test_a_clock_that_is_slewed_is_followed_as_well() -> None:
-    """A little at a time, once that is more than a late look."""
     machine = Machine()
     found = []
     for _ in range(1000):

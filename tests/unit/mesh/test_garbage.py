@@ -85,7 +85,6 @@ print(max(looks))
 
 
 def test_the_room_of_what_was_large_goes_back_to_the_system() -> None:
-    """Also where small pieces that are kept lie between."""
     service = """
 import psutil
 from spotwise.mesh.process.garbage import keep_little_freed_memory

@@ -98,7 +98,6 @@ async def test_who_differs_in_secret_or_encryption_does_not_get_in(
 
 
 async def test_connections_that_say_nothing_are_few() -> None:
-    """The oldest makes room, and a member still gets in."""
     async with processes(2) as (members, addresses):
         members[0].join(1, addresses, 0)
         silent = [await asyncio.to_thread(connected, addresses[0]) for _ in range(MOST_UNGREETED + 10)]

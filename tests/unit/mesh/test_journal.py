@@ -100,7 +100,6 @@ def rewritten(path: Path, change: Callable[[list[Any]], None]) -> None:
 
 
 def test_a_scheduler_decides_again_what_it_decided(tmp_path: Path) -> None:
-    """Every command, with the parameters that it was started with."""
     scheduler_journal(tmp_path).journal.close()
     (source,) = find_journals(tmp_path)
     assert (source.role, source.member_id, source.incarnation) == ("SchedulerRole", "s", 7)
@@ -118,7 +117,6 @@ def test_a_scheduler_decides_again_what_it_decided(tmp_path: Path) -> None:
 
 
 def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
-    """The replay makes the worker's blocks anew, and its policy keeps infinite numbers."""
     policy = WorkerPolicy(context_parity=math.inf)
     of = member("w", m.MemberKind.TOKEN_WORKER)
     recorder = Recorder(tmp_path, of, WorkerRole, "w", 9, "w:2", BlockPool(20, 16), policy)
@@ -265,7 +263,6 @@ def later(entries: list[Any]) -> None:
 def test_a_changed_journal_is_noticed(
     tmp_path: Path, change: Callable[[list[Any]], None], line: int, command: int
 ) -> None:
-    """The first command that differs is shown, with the event it came of."""
     scheduler_journal(tmp_path).journal.close()
     rewritten(next(tmp_path.glob(f"*{SUFFIX}")), change)
     difference = replay(find_journals(tmp_path)[0]).difference
@@ -350,14 +347,12 @@ def test_every_name_of_events_and_commands_is_in_the_vocabulary() -> None:
 
 
 def test_a_member_without_a_folder_keeps_no_journal() -> None:
-    """The role is made without a journal."""
     role, journal = make_role(None, member("s"), SchedulerRole, "s")
     assert role.scheduler_id == "s"
     assert journal is None
 
 
 def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The service continues without a journal on a full disk, and logs it once."""
     recorder = scheduler_journal(tmp_path)
 
     def full(self: object, data: bytes) -> int:

@@ -57,7 +57,6 @@ def test_a_header_survives_the_wire(frame: KvFrame) -> None:
 
 @given(st.integers(0, kv_frames.FRAME_BYTES * 8 - 1))
 def test_any_flipped_bit_is_noticed(bit: int) -> None:
-    """No header with one wrong bit is believed, wherever the bit is."""
     data = bytearray(kv_frames.encode_frame(FRAME))
     data[bit // 8] ^= 1 << (bit % 8)
     with pytest.raises(FrameError):
@@ -78,7 +77,6 @@ def test_noise_is_malformed_and_nothing_else(noise: bytes) -> None:
 
 
 def test_a_valid_header_of_an_unknown_kind_is_malformed() -> None:
-    """A header with a right checksum and an unknown kind is refused."""
     body = bytearray(kv_frames.encode_frame(FRAME)[:-8])
     body[5] = 99
     with pytest.raises(FrameError, match="does not know"):

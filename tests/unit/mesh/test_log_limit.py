@@ -64,6 +64,5 @@ def test_made_up_events_are_limited_together(limit: LogLimit) -> None:
 
 
 def test_the_standard_librarys_lines_are_limited_alike(limit: LogLimit) -> None:
-    """By the text before its arguments are put in."""
     records = [logging.makeLogRecord({"msg": "bad %s", "args": (number,)}) for number in range(LINES + 5)]
     assert sum(limit.filter(record) for record in records) == LINES

@@ -59,20 +59,17 @@ def test_a_proof_is_of_its_key_and_fields() -> None:
     ],
 )
 def test_a_weak_or_open_file_is_refused(tmp_path: Path, content: bytes, mode: int, why: str) -> None:
-    """With what is wrong and what to do."""
     with pytest.raises(MeshError, match=why):
         read_mesh_secret(_file(tmp_path, content, mode))
 
 
 def test_a_missing_file_is_refused_when_a_service_reads_its_settings(tmp_path: Path) -> None:
-    """Before anything listens."""
     with pytest.raises(ValidationError, match="cannot be read: No such file"):
         ServiceSettings(mesh_secret_file=tmp_path / "none")
     assert ServiceSettings().mesh_secret() is None
 
 
 def test_a_secret_shows_in_no_text() -> None:
-    """Of the object, or of an error about it."""
     secret = MeshSecret(b"do not show this to anybody at all")
     assert "show" not in f"{secret!r} {secret}"
     with pytest.raises(ValueError, match="this one has 5") as raised:

@@ -24,7 +24,6 @@ async def test_messages_leave_in_order_and_its_end_can_be_waited_for() -> None:
 
 
 async def test_take_waits_for_a_message() -> None:
-    """A waiting `take` returns a message as soon as one is put."""
     outbox = Outbox()
     taking = asyncio.create_task(outbox.take())
     await asyncio.sleep(0)

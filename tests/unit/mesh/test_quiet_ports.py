@@ -38,7 +38,6 @@ def test_where_all_ports_may_be_given_away_any_one_will_do(outgoing: Path, text:
 
 
 def test_a_taken_port_is_passed_over(outgoing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The next one is tried."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

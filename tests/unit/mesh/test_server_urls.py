@@ -14,7 +14,6 @@ URLS = [urlparse(f"nats://user:a,b@{host}:4222") for host in "abc"]
 
 
 def test_a_comma_in_a_password_divides_no_url() -> None:
-    """Only one before a scheme does."""
     url = ", ".join(each.geturl() for each in URLS)
     assert server_urls(url) == [each.geturl() for each in URLS]
     assert server_urls("nats://a:4222") == ["nats://a:4222"]
@@ -22,7 +21,6 @@ def test_a_comma_in_a_password_divides_no_url() -> None:
 
 
 def test_a_lost_node_is_tried_last_and_failed_ones_after_the_others() -> None:
-    """Delays are random, and grow with the rounds up to a second."""
     spans: list[float] = []
 
     def longest(_least: float, most: float) -> float:

@@ -43,7 +43,6 @@ async def host() -> AsyncIterator[ServiceHost]:
 async def test_the_first_signal_lets_it_leave_and_further_ones_stop_it(
     first: signal.Signals, second: signal.Signals
 ) -> None:
-    """Whichever of the two they are."""
     acts: list[str] = []
     call_on_stop_signals(lambda: acts.append("leave"), lambda: acts.append("stop"))
     for count, number in enumerate((first, second, second), start=1):

@@ -88,7 +88,6 @@ def test_a_value_that_cannot_be_shown_costs_the_line(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("log_format", ["console", "json"])
 def test_no_line_shows_a_password(monkeypatch: pytest.MonkeyPatch, log_format: str) -> None:
-    """Passwords are masked in fields, errors, tracebacks and libraries' messages."""
     stream = io.StringIO()
     log = configured(monkeypatch, stream, log_format=log_format)
     url = "nats://spotwise:hush-hush@127.0.0.1:4222"

@@ -47,7 +47,6 @@ def bench() -> Bench:
 
 
 def test_work_without_progress_for_its_limit_is_stuck(bench: Bench) -> None:
-    """Not before, and not a part without work."""
     part, _ = bench.watchdog.part("engine"), bench.watchdog.part("idle")
     part.begin()
     assert bench.look(LIMIT_S - LOOK_S) == []

@@ -114,7 +114,6 @@ async def test_a_store_that_does_not_answer_ends_the_term() -> None:
 
 
 async def test_a_drain_is_planned_ordered_counted_and_decided_again_from_the_journal(tmp_path: Path) -> None:
-    """A request moves, and another, which no worker can take, is given back."""
     broker, store = MemoryBroker(), MemoryStore()
     bus = MemoryBus(broker)
     orders: list[MoveRequest | GiveBackRequest] = []

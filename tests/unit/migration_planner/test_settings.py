@@ -76,7 +76,6 @@ def test_the_policy_is_the_settings(tmp_path: Path) -> None:
 
 
 def test_a_target_of_no_seconds_is_not_an_unset_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As fast as can be, beside the default."""
     assert PlannerSettings().fleet_policy.latency_target_s is None
     monkeypatch.setenv("SPOTWISE_LATENCY_TARGET_S", "0")
     assert PlannerSettings().fleet_policy.latency_target_s == 0.0

@@ -26,11 +26,9 @@ class Unlike:
 
 @pytest.mark.parametrize(("package", "file"), FILES)
 def test_a_data_file_names_its_source(package: str, file: str) -> None:
-    """A packaged data file is found in its package and names its source."""
     assert len(orjson.loads((resources.files(package) / file).read_bytes())["source"]) > 20
 
 
 def test_a_file_that_does_not_fit_is_refused() -> None:
-    """Before a number of it is used."""
     with pytest.raises(ValidationError, match="nowhere"):
         read_packaged(*FILES[0], Unlike)

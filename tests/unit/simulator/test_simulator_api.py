@@ -20,7 +20,6 @@ from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound
 
 
 def test_machines_are_of_all_origins(tmp_path: Path) -> None:
-    """A name of the paper's, a file, and a profile."""
     path = tmp_path / "measured.json"
     path.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     measured = api.machines(path, 2, "token", kv_tokens=5000, link=LinkCost(0.1, 1e9))

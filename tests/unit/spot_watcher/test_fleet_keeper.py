@@ -353,7 +353,6 @@ async def test_a_clouds_prices_and_refusals_are_reported_and_the_bill_follows(
 
 
 async def test_what_is_wrong_with_the_fleet_ends_the_service_with_its_reason(tmp_path: Path, folder: Path) -> None:
-    """And no file is no fleet."""
     other = tmp_path / "other"
     other.mkdir()
     for settings, says in (

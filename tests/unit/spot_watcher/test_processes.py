@@ -66,7 +66,6 @@ async def test_all_members_of_a_killed_process_are_reported(
 async def test_a_member_that_sent_a_goodbye_is_not_reported(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """The others of its process are."""
     leaving, staying = member(process.pid, "a"), member(process.pid, "b")
     processes.observe(leaving)
     processes.observe(staying)

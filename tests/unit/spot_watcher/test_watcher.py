@@ -213,7 +213,6 @@ async def test_a_machine_of_no_cloud_is_reported_as_such() -> None:
 
 
 async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
-    """A journal of heartbeats, answers and notices replays to the same commands."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure", journal=tmp_path)) as mesh:
         await mesh.beat("w")
         server.announce(mesh.host.clock.now() + 100)
@@ -244,7 +243,6 @@ def test_metrics_are_served_where_a_port_is_named() -> None:
 
 
 async def test_certificates_that_are_missing_are_named(tmp_path: Path) -> None:
-    """Missing certificates are reported by their setting."""
     settings = settings_of(
         cloud="kubernetes", node_name="n", kubernetes_url="https://127.0.0.1:1", kubernetes_ca_file=tmp_path / "none"
     )
@@ -254,7 +252,6 @@ async def test_certificates_that_are_missing_are_named(tmp_path: Path) -> None:
 
 
 def test_kubernetes_needs_a_node_and_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A pod's environment names the server."""
     monkeypatch.delenv("KUBERNETES_SERVICE_HOST", raising=False)
     with pytest.raises(ValidationError) as wrong:
         SpotWatcherSettings(cloud="kubernetes")

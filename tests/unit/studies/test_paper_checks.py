@@ -32,7 +32,6 @@ def made_up_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("made_up_runs")
 def test_splitwise_fails_where_a_headline_differs(spotwise: CommandLine, tmp_path: Path) -> None:
-    """The document is there all the same, and has the same headlines as differing."""
     file = tmp_path / "splitwise.json"
     ended = spotwise(*SPLITWISE.split(), "--json", str(file))
     assert ended.status == 1

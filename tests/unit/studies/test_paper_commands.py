@@ -40,7 +40,6 @@ def test_the_fastserve_paper_is_measured_again(spotwise: CommandLine, tmp_path: 
 
 
 def test_limits_are_put_beside_those_of_the_published_simulator(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Each published cluster's limit is compared at its arrival times, with a verdict."""
     folder, file = tmp_path / "profiles", tmp_path / "published.json"
     folder.mkdir()
     runs = ["as_shipped,code,Splitwise-AA,3,1,10,1192" + ",9.0" * 9 + ",False"]

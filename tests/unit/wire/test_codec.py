@@ -114,6 +114,5 @@ def test_absent_and_empty_prompt_logprobs_are_distinguished() -> None:
 
 
 def test_a_member_survives_without_an_envelope_too() -> None:
-    """A member survives the round trip without an envelope, as in engine control."""
     member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
     assert codec_members.member_from(codec_members.member_to(member)) == member

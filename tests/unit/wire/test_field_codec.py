@@ -165,7 +165,6 @@ def test_every_type_is_encoded_and_decoded(kind: type, encode: Any, decode: Any)
 
 
 def test_an_inventory_and_a_sketch_survive_the_link() -> None:
-    """Of an inventory, empty spans are left out."""
     inventory = WeightInventory("d", 2**64 - 1, {1: True, 2: False}, {"a": (range(3), range(5, 9)), "b": (range(0),)})
     read = codec_weights.decode_inventory(bytearray(codec_weights.encode_inventory(inventory)))
     assert (read.device_id, read.layout, read.fused_layers) == ("d", 2**64 - 1, {1: True, 2: False})
@@ -180,7 +179,6 @@ def test_an_inventory_and_a_sketch_survive_the_link() -> None:
 
 
 def test_a_codec_of_one_type_needs_no_union() -> None:
-    """Its bytes have no envelope around them."""
     made = MessageCodec(m.StreamRef, cluster_pb2.StreamRef)
     assert (
         made.encode(m.StreamRef("g", 5, 7))

@@ -18,7 +18,6 @@ _OF_KINDS = ("room_key", "room_bytes_key")
 
 
 def test_every_kind_of_member_has_a_role() -> None:
-    """An operator is no member; all other roles have members."""
     assert set(ROLE_OF) == set(MemberKind)
     assert set(ROLE_OF.values()) == set(MeshRole) - {MeshRole.OPERATOR}
 

@@ -10,7 +10,6 @@ from spotwise.wire.roles import MeshRole
 
 
 def test_each_member_has_an_inbox_and_a_heartbeat_of_its_own() -> None:
-    """A message to one member's subject reaches no other."""
     names = [subjects.inbox(member) for member in ("a", "b")]
     names += [subjects.heartbeat(kind, member) for kind in MemberKind for member in ("a", "b")]
     assert len(set(names)) == 2 + 2 * len(MemberKind)
@@ -50,7 +49,6 @@ def test_choices_share_their_ledger_and_have_records_of_their_own() -> None:
 
 
 def test_keys_of_different_kinds_never_meet() -> None:
-    """A request named like a member changes nothing of it."""
     assert len({subjects.request_key("x"), subjects.ledger_key("x"), subjects.member_key("x")}) == 3
     assert fnmatchcase(subjects.member_key("w"), subjects.MEMBER_KEYS)
     assert not fnmatchcase(subjects.request_key("w"), subjects.MEMBER_KEYS)

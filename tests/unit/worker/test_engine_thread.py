@@ -45,7 +45,6 @@ async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
 
 
 async def test_its_watch_sees_iterations_begin_and_end(engine: SummingEngine) -> None:
-    """One that does not end is stuck; one that fails has ended."""
     looked_s = 0.0
 
     def now() -> float:
@@ -118,7 +117,6 @@ async def test_calls_run_in_order_on_one_thread_beside_the_loop(thread: EngineTh
 async def test_what_an_iteration_raises_is_reported_and_the_next_one_runs(
     thread: EngineThread, engine: SummingEngine
 ) -> None:
-    """Logged with the number of rows, given to the loop, and forgotten."""
     outcome = Outcome()
     engine.failures.append(RuntimeError("out of memory"))
     await thread.add_sequence(RECORD)
@@ -215,8 +213,6 @@ async def test_what_computes_steps_back_and_the_loop_does_not(more: int, monkeyp
 
 
 async def test_an_engine_that_cannot_be_loaded_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The error is the engine's own."""
-
     def load(config: EngineConfig) -> SummingEngine:
         raise ValueError("no such device")
 

@@ -125,7 +125,6 @@ async def test_an_iteration_reports_its_layers_in_whole_blocks(outbox: Outbox) -
 
 
 async def test_layers_that_the_loop_has_not_looked_at_wake_it_once(outbox: Outbox) -> None:
-    """The layers are reported together, by the latest number."""
     outbox.pushes.open(OPEN)
     push = outbox.opened[0]
     push.wrote_calls.clear()

@@ -27,7 +27,6 @@ def test_waiting_for_cores_is_counted_over_all_threads(tmp_path: Path) -> None:
 
 
 def test_without_counters_the_waiting_share_is_0(tmp_path: Path) -> None:
-    """Without the counters of Linux the share of waiting is 0."""
     assert CoreTime.so_far(tmp_path).waited_share_since(CoreTime.so_far(tmp_path)) == 0.0
 
 

@@ -49,7 +49,6 @@ def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
 
 @pytest.mark.parametrize("group", [{"stages": 2}, {"shards": 2}, {"reshapable": True}])
 def test_workers_of_several_processes_serve_no_adapters(model_dir: Path, group: dict[str, Any]) -> None:
-    """Refused by name, as are devices, before a model is loaded."""
     assert WorkerSettings(model_dir=model_dir, adapters="law=/a").adapter_folders == (("law", Path("/a")),)
     with pytest.raises(ValidationError, match="SPOTWISE_ADAPTERS"):
         WorkerSettings(model_dir=model_dir, adapters="law=/a", **group)
@@ -117,7 +116,6 @@ def test_decodes_pause_where_configured(model_dir: Path) -> None:
 def test_settings_that_contradict_one_another_end_the_start(
     model_dir: Path, settings: dict[str, object], words: str
 ) -> None:
-    """The error has the names of both settings."""
     with pytest.raises(ValidationError, match=words):
         WorkerSettings(model_dir=model_dir, **settings)  # type: ignore[arg-type]
 
@@ -146,7 +144,6 @@ def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -
 
 
 def test_queues_without_a_cost_are_no_policy(model_dir: Path) -> None:
-    """Without a cost profile the quanta of the queues are unknown."""
     with pytest.raises(ValueError, match="a cost to charge service by"):
         WorkerSettings(model_dir=model_dir, policy="mlfq").worker_policy()  # type: ignore[arg-type]
 

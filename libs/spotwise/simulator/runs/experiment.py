@@ -18,6 +18,8 @@ from spotwise.simulator.runs.slo import AloneOn, LostObjectives, ObjectivesLostE
 
 #: Allocations between garbage collections; Python's default of 700 takes a tenth of a run.
 _COLLECT_AFTER = 100_000
+#: Collections of the middle generation before one of the oldest.
+_NEVER = 2**31 - 1
 
 
 def require_runnable(case: Case) -> None:
@@ -73,14 +75,13 @@ def _setup(case: Case) -> ClusterSetup:
 
 @contextmanager
 def _collecting_rarely() -> Iterator[None]:
-    """Collect garbage rarely, and not among what is there before: a run makes hardly any cycles."""
-    before, freezes = gc.get_threshold(), not gc.get_freeze_count()
-    gc.set_threshold(_COLLECT_AFTER, *before[1:])
-    if freezes:
-        gc.freeze()
+    """Collect garbage rarely, and not among what is there before: a run makes hardly any cycles.
+
+    The oldest generation is left alone. To freeze it would do, too, but who asks whether it is frozen has it counted.
+    """
+    before = gc.get_threshold()
+    gc.set_threshold(_COLLECT_AFTER, before[1], _NEVER)
     try:
         yield
     finally:
         gc.set_threshold(*before)
-        if freezes:
-            gc.unfreeze()

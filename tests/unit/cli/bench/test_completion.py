@@ -30,7 +30,6 @@ def usage(tokens: int) -> dict[str, object]:
 
 
 async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
-    """A chunk may carry several tokens; only chunks with output count."""
     answer = await stream_completion(stream_of(TOKEN, TOKEN, usage(3)), "m", [1], 3)
     assert len(answer.arrivals_s) == 2
     assert answer.sent_s <= answer.arrivals_s[0] <= answer.arrivals_s[1]
@@ -38,7 +37,6 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
 
 
 async def test_fewer_tokens_than_requested_are_an_error() -> None:
-    """A stream with fewer tokens than requested, or with none, is an error."""
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
         await stream_completion(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)
     with pytest.raises(CommandError, match="brought 0 tokens where 3"):
@@ -55,7 +53,6 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
 
 
 async def test_an_error_in_the_stream_is_reported() -> None:
-    """An error in the stream is raised with the server's message."""
     with pytest.raises(CommandError, match="a stream failed: worker lost"):
         await stream_completion(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
 
@@ -69,7 +66,6 @@ def test_times_of_an_answer() -> None:
 
 
 def test_prompts_are_their_seed() -> None:
-    """One seed gives the same prompts, of the requested length."""
     assert random_prompt(random.Random("a"), 50) == random_prompt(random.Random("a"), 50)
     assert random_prompt(random.Random("a"), 50) != random_prompt(random.Random("b"), 50)
     assert len(random_prompt(random.Random("a"), 50)) == 50

@@ -25,7 +25,6 @@ from spotwise.cli.bench.report import ReportRow, Target, environment, write_repo
     ],
 )
 def test_a_target_bounds_the_ratio(target: Target, ratio: float, holds: bool) -> None:
-    """Bounds belong to what they allow."""
     assert ReportRow("x", 10 * ratio, 10.0, target).holds is holds
 
 

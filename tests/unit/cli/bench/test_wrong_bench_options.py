@@ -26,7 +26,6 @@ from tests.unit.cli.command_line import CommandLine
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, value: str
 ) -> None:
-    """The error has the given value or the accepted ones."""
     monkeypatch.chdir(tmp_path)
     ended = spotwise("bench", *command.split(), f"{option}={value}")
     assert ended.status == 2, ended.stderr

@@ -105,8 +105,6 @@ def test_an_event_that_is_an_error_is_one() -> None:
 
 
 async def test_a_stream_that_breaks_off_is_no_answer() -> None:
-    """The connection ends in the middle of it."""
-
     async def broken() -> Any:
         yield b'data: {"choices": []}\n\n'
         raise httpx.ReadError("cut")

@@ -78,7 +78,6 @@ def test_a_model_that_the_engine_serves_is_cut_as_the_engine_cuts_it(tmp_path: P
 
 
 def test_a_model_that_the_engine_cannot_serve_is_planned_with_a_warning(tmp_path: Path) -> None:
-    """Its config names no architecture."""
     said: list[str] = []
     shape = parse_model_shape(str(_folder(tmp_path / "strange", CONFIG, LAYERS | EMBEDDING)), said.append)
     assert shape.partition is None

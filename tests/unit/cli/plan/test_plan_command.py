@@ -11,7 +11,6 @@ from tests.unit.cli.command_line import CommandLine
 
 
 def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_path: Path) -> None:
-    """The plan is printed, and its file has every transfer and every stage."""
     file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
     ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
     assert ended.status == 0, ended.stderr
@@ -109,7 +108,6 @@ def _kv_bytes(plan: dict[str, list[dict[str, int | str]]]) -> int:
 
 
 def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
-    """Where none runs, it says so."""
     ended = spotwise("plan", "--live", "--to", "2,2,8", "--name", "nowhere")
     assert ended.status == 1
     assert "nowhere" in ended.stderr

@@ -98,7 +98,6 @@ def test_machines_of_a_cluster_file_have_prefix_caches(spotwise: CommandLine, tm
 
 @pytest.mark.parametrize("policy", ["fcfs", "mlfq", "srpt", "priority"])
 def test_prefixes_are_found_with_every_discipline(spotwise: CommandLine, tmp_path: Path, policy: str) -> None:
-    """One after the other, all requests are served as with the usual one."""
     write_cluster(tmp_path, more=PRIORITIES)
     options = f"--trace {write_chats(tmp_path)} --block-tokens 16 --arrivals trace --policy {policy}"
     (run,) = simulated(spotwise, tmp_path, options)[0]["runs"]
@@ -171,7 +170,6 @@ def test_each_kind_is_marked_beyond_its_own_profile(spotwise: CommandLine, tmp_p
 
 
 def test_seeds_without_a_steady_state_are_counted(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With the slowest one's latency."""
     write_cluster(tmp_path)
     document, report = simulated(spotwise, tmp_path, "--workload code --rates 2 --seconds 2 --seeds 2")
     assert document["means"][0]["seeds_in_steady_state"] == 0
@@ -201,7 +199,6 @@ def test_a_trace_that_is_wrong_is_reported_before_a_search(spotwise: CommandLine
 
 
 def test_machines_are_provisioned_for_prompts_that_begin_alike(spotwise: CommandLine, tmp_path: Path) -> None:
-    """With blocks of another size than usual."""
     cluster, trace = write_cluster(tmp_path), write_chats(tmp_path)
     load = f"--trace {trace} --block-tokens 16 --jointly --seconds 3"
     ended = spotwise(
@@ -215,7 +212,6 @@ def test_machines_are_provisioned_for_prompts_that_begin_alike(spotwise: Command
     "options", ["--objective machines --rate 2 --most 3,3", "--objective throughput --max-machines 2 --step 1"]
 )
 def test_what_is_provisioned_beyond_a_profile_is_marked(spotwise: CommandLine, tmp_path: Path, options: str) -> None:
-    """By the design and its kinds of machine."""
     quick = {"prompt_tokens": 64, "prompt_context": 32.0, "decodes": 2, "decode_context": 80.0}
     bounds = "[objectives]\nseconds = { ttft = { p90 = 9 } }\n"
     cluster, file = write_cluster(tmp_path, measured=quick, more=bounds), tmp_path / "found.json"

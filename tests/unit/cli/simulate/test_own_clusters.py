@@ -114,7 +114,6 @@ def test_a_profile_by_hand_is_a_machine(spotwise: CommandLine, tmp_path: Path) -
 
 
 def test_several_seeds_have_a_mean_bill(spotwise: CommandLine, cluster: Path) -> None:
-    """At prices over time, each run's by its own length."""
     prices, file = cluster.with_name("prices.csv"), cluster.with_name("run.json")
     prices.write_text("time_s,instance_type,market,price_per_h\n0,small,spot,3600\n")
     options = f"--prices {prices} --machines 2 --rates 2 --seeds 2 {TINY} --json {file}"
@@ -163,7 +162,6 @@ def test_what_is_wrong_with_a_cluster_file_is_reported(spotwise: CommandLine, cl
     ],
 )
 def test_a_wrong_policy_is_named(spotwise: CommandLine, tmp_path: Path, options: str, named: str) -> None:
-    """Before anything is simulated."""
     trace = tmp_path / "trace.csv"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,5,20\n")
     ended = spotwise("simulate", "run", *options.format(trace=trace).split())
@@ -210,7 +208,6 @@ def provision(spotwise: CommandLine, cluster: Path, text: str, options: str) -> 
 
 @pytest.mark.parametrize(("price", "best"), [(2, "both"), (50, "prompts+tokens")])
 def test_own_machines_are_provisioned(spotwise: CommandLine, cluster: Path, price: float, best: str) -> None:
-    """In any numbers, mixed or split, by their own prices."""
     text = KINDS.format(price=price, tbt_s=0.1)
     found = provision(spotwise, cluster, text, "--objective cost --rate 12 --most 6,6")
     assert set(found["designs"]) == {"both", "prompts+tokens"}
@@ -221,7 +218,6 @@ def test_own_machines_are_provisioned(spotwise: CommandLine, cluster: Path, pric
 
 
 def test_own_objectives_decide_what_a_budget_carries(spotwise: CommandLine, cluster: Path) -> None:
-    """The stricter the bound of the file, the lower the rate."""
     options = "--objective throughput --max-machines 2 --step 2 --designs both"
     loose, strict = (
         provision(spotwise, cluster, KINDS.format(price=2, tbt_s=tbt_s), options)["designs"]["both"]["requests/s"]
@@ -231,7 +227,6 @@ def test_own_objectives_decide_what_a_budget_carries(spotwise: CommandLine, clus
 
 
 def test_a_changed_file_is_searched_again(spotwise: CommandLine, cluster: Path) -> None:
-    """Kept runs are those of the same machines."""
     runs = cluster.with_name("runs")
     options = f"--objective cost --rate 4 --most 3,3 --designs both --runs {runs}"
     provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.1), options)
@@ -260,7 +255,6 @@ def test_a_changed_file_is_searched_again(spotwise: CommandLine, cluster: Path) 
 def test_what_cannot_be_bought_is_named(
     spotwise: CommandLine, cluster: Path, text: str, options: str, named: str
 ) -> None:
-    """Before a search begins."""
     cluster.write_text(text)
     arguments = f"simulate provision --objective cost --rate 4 --cluster {cluster} {options} {TINY}"
     ended = spotwise(*arguments.split())

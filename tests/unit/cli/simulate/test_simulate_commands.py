@@ -19,7 +19,6 @@ TINY = "--workload code --seconds 5 --jobs 1"
 
 
 def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) -> None:
-    """All figures are printed and in the file."""
     file = tmp_path / "run.json"
     ended = spotwise(*f"simulate run --design HA --machines 2,1 --rates 2 {TINY} --json {file}".split())
     assert ended.status == 0, ended.stderr
@@ -34,7 +33,6 @@ def test_a_run_reports_all_its_figures(spotwise: CommandLine, tmp_path: Path) ->
 
 
 def test_machines_may_leave(spotwise: CommandLine, tmp_path: Path) -> None:
-    """The report says what became of their requests."""
     file = tmp_path / "run.json"
     arguments = f"simulate run --design HH --machines 2,3 --rates 4 {TINY} --leaving 1@2 --notice 1 --json {file}"
     ended = spotwise(*arguments.split())
@@ -46,7 +44,6 @@ def test_machines_may_leave(spotwise: CommandLine, tmp_path: Path) -> None:
 
 
 def test_a_trace_is_served_at_its_own_times(spotwise: CommandLine, tmp_path: Path) -> None:
-    """The whole trace is served at its own times, without a rate."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     lines = "".join(f"2024-01-01 00:00:{second:02},500,20\n" for second in range(30))
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n" + lines)
@@ -204,7 +201,6 @@ def test_time_beyond_the_profile_is_marked(spotwise: CommandLine, tmp_path: Path
 
 @pytest.mark.parametrize(("rates", "name"), [("1", "batches.svg"), ("1,2", "latencies.png")])
 def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name: str) -> None:
-    """Batch sizes of one rate, latencies of several."""
     plot = tmp_path / "plots" / name
     ended = spotwise(*f"simulate run --design HH --machines 1,1 --rates {rates} {TINY} --plot {plot}".split())
     assert ended.status == 0, ended.stderr
@@ -213,7 +209,6 @@ def test_a_run_is_drawn(spotwise: CommandLine, tmp_path: Path, rates: str, name:
 
 @pytest.mark.parametrize("rates", ["1", "1,2"])
 def test_recorded_machines_are_drawn(spotwise: CommandLine, tmp_path: Path, rates: str) -> None:
-    """Recorded machines are drawn as designs of the paper are."""
     profile, plot = tmp_path / "machine.json", tmp_path / "drawn.svg"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     arguments = f"simulate run --profile {profile} --machines 1,1 --rates {rates} {TINY} --plot {plot}"
@@ -237,7 +232,6 @@ def test_provisioning_finds_the_fewest_machines(spotwise: CommandLine, tmp_path:
 
 
 def test_provisioning_finds_what_a_budget_carries(spotwise: CommandLine) -> None:
-    """Requests per second, and what they cost."""
     arguments = f"simulate provision --objective throughput --max-machines 2 --designs HH --step 2 {TINY}"
     ended = spotwise(*arguments.split())
     assert ended.status == 0, ended.stderr
@@ -346,7 +340,6 @@ def test_a_file_that_is_no_trace_is_reported(spotwise: CommandLine, tmp_path: Pa
 def test_of_a_recorded_machine_only_the_number_is_given(
     spotwise: CommandLine, tmp_path: Path, options: str, named: str
 ) -> None:
-    """A design has machines of its own."""
     profile = tmp_path / "machine.json"
     profile.write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     ended = spotwise("simulate", "run", "--profile", str(profile), *options.split())

@@ -63,7 +63,6 @@ def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, fold
 
 
 def test_a_load_beyond_the_profile_is_marked(spotwise: CommandLine, folder: Path) -> None:
-    """In the report and in the file."""
     measured = MeasuredRange(500, 250.0, 64, 10_000.0)
     profile = replace(BUILT_IN, name="mine", measured=measured)
     (folder / "machine.json").write_bytes(orjson.dumps(profile_as_dict(profile)))
@@ -128,7 +127,6 @@ def test_a_fleet_that_cannot_be_bought_is_refused(spotwise: CommandLine, folder:
 
 
 def test_a_trace_alone_is_enough(spotwise: CommandLine, folder: Path) -> None:
-    """What was assumed is said."""
     ended = simulate(spotwise, folder, "--systems spotwise --json @fleet.json")
     assert ended.status == 0, ended.stderr
     assert "assumed: the machine (--profile), the load (--load, --rate)" in ended.stdout

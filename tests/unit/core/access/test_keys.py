@@ -63,7 +63,6 @@ def test_after_a_rotation_both_secrets_admit_for_a_while() -> None:
 
 
 def test_a_rotation_without_overlap_ends_the_old_secret() -> None:
-    """As for one that became known."""
     rotated = KEY.rotated(SECOND, 1000.0, 0.0)
     assert rotated.secrets == (KeySecret(SECOND),)
 
@@ -90,7 +89,6 @@ def test_rotations_keep_the_newest_and_at_most_one_more(rotations: list[tuple[fl
     ],
 )
 def test_a_scope_admits_to_what_it_names(scopes: tuple[KeyScope, ...], allowed: set[KeyScope]) -> None:
-    """Generating contains reading."""
     key = replace(KEY, scopes=scopes)
     assert {scope for scope in KeyScope if key.allows(scope)} == allowed
 
@@ -127,6 +125,5 @@ def test_who_needs_a_key(
     ],
 )
 def test_what_is_no_key_is_refused(wrong: object) -> None:
-    """When it is made."""
     with pytest.raises(ValueError):
         wrong()  # type: ignore[operator]

@@ -148,7 +148,6 @@ def test_a_request_without_max_tokens_reserves_what_answers_usually_take() -> No
 
 
 def test_an_empty_report_says_so() -> None:
-    """A gateway sends none."""
     assert NOTHING.is_empty
     assert not KeyReport("g", settlements=(Settlement(1),)).is_empty
     assert not KeyReport("g", running=(1,)).is_empty

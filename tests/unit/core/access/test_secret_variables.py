@@ -30,5 +30,4 @@ OF_COMMANDS = dict.fromkeys(("SPOTWISE_API_KEY", "HF_TOKEN", "OPENAI_API_KEY"), 
     ],
 )
 def test_a_service_gets_the_secrets_that_it_reads(service: str, secrets: dict[str, str]) -> None:
-    """Gateways the API's, watchers the cloud's, and all what is no secret."""
     assert environment_for(service, {**PLAIN, **API, **CLOUD, **OF_COMMANDS}) == {**PLAIN, **secrets}

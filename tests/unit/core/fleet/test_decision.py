@@ -89,7 +89,6 @@ def test_as_the_load_rises_instances_are_bought_for_requests_that_would_wait() -
 
 
 def test_where_the_target_is_0_a_light_load_buys_what_makes_it_faster() -> None:
-    """The cheapest within a quarter of the least latency."""
     cloud, decision = fleet(replace(USUAL, latency_target_s=0.0))
     idle = live(cloud, decision, 60, IDLE).choice
     decided = live(cloud, decision, 200, LIGHT)
@@ -207,7 +206,6 @@ FAST_ENOUGH = replace(CHEAP, latency_target_s=0.0, on_demand_floor=1, budget_per
 
 
 def test_a_floor_above_the_budget_takes_another_type() -> None:
-    """The fast type would do but for its floor."""
     cloud, decision = fleet(FAST_ENOUGH)
     cloud.sold["fast", ON_DEMAND, ""].price_per_h = 30.0
     decided = live(cloud, decision, 60, IDLE)

@@ -83,7 +83,6 @@ def test_arrivals_of_two_gateways_are_merged() -> None:
 
 
 def test_a_silent_gateway_leaves_with_its_requests() -> None:
-    """The other one is still there."""
     window = DemandWindow()
     for second in range(60):
         arrivals_s = (second + 0.3,) if second < 20 else ()
@@ -94,7 +93,6 @@ def test_a_silent_gateway_leaves_with_its_requests() -> None:
 
 
 def test_late_arrivals_count_while_they_are_in_the_window() -> None:
-    """A gateway whose broker was away reports what came meanwhile."""
     window = DemandWindow()
     steady(window, 60)
     window.add(report(1, 29.0, 30.5, 59.0, gateway="late"), 60.0)

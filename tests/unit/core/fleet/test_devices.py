@@ -27,5 +27,4 @@ INSTANCES = {"i-1", "i-12", "local-4d52", "local"}
     ],
 )
 def test_a_device_is_named_after_its_instance(device: str, instance: str | None) -> None:
-    """By whole parts, the longest name first."""
     assert instance_of(device, INSTANCES) == instance

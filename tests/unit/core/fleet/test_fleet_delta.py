@@ -90,7 +90,6 @@ def test_the_floor_is_bought_beside_spot_instances_that_serve() -> None:
 
 
 def test_a_cheaper_market_replaces_a_dearer_one_by_buying_first() -> None:
-    """Only what is cheaper by the gain is bought."""
     state = fleet(market(SPOT, 0), market(ON_DEMAND, 3, price=3.0))
     target = of_a(3, 0, spot=3)
     assert is_shifting(target, state)

@@ -30,6 +30,5 @@ from spotwise.core.fleet.policy import FleetPolicy
     ],
 )
 def test_a_policy_out_of_range_is_refused(name: str, value: float) -> None:
-    """The message names the value that is wrong."""
     with pytest.raises(ValueError, match=name):
         FleetPolicy(**{name: value})  # type: ignore[arg-type]

@@ -40,7 +40,6 @@ def test_nothing_is_bought_or_reported_before_the_fleet_was_listed() -> None:
 
 
 def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
-    """Also after its answer, and in later orders."""
     keeping = Keeping()
     keeping.lists()
     for _ in range(3):
@@ -53,7 +52,6 @@ def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
 
 
 def test_an_earlier_order_changes_nothing() -> None:
-    """Of an earlier term, or an earlier number of the same one."""
     keeping = Keeping()
     keeping.lists()
     keeping.order(term=2, number=5)
@@ -110,7 +108,6 @@ def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) 
 
 
 def test_what_a_partial_answer_lacks_is_a_short_refusal() -> None:
-    """The planner learns how many there were."""
     keeping = Keeping()
     keeping.lists()
     keeping.order(purchase(count=3))

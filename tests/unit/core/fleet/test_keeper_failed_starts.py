@@ -80,7 +80,6 @@ def test_one_that_becomes_ready_after_it_was_given_up_opens_nothing() -> None:
 
 
 def test_after_several_failures_one_instance_at_a_time_is_tried() -> None:
-    """Of all offers of the type together, once they have rested."""
     keeping = broken()
     assert all(each.refused_until_s > keeping.now for each in keeping.report().offers)
     keeping.lists(after_s=250.0)

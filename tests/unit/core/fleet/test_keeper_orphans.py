@@ -32,7 +32,6 @@ def test_an_instance_whose_devices_are_gone_is_given_back() -> None:
 
 
 def test_an_instance_that_has_to_leave_is_written_before_its_devices_know() -> None:
-    """A keeper that takes over at once goes on with it."""
     keeping = Keeping()
     keeping.lists(listed("i0"))
     keeping.feed(device("i0"))

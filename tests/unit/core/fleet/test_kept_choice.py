@@ -54,7 +54,6 @@ def test_faster_at_no_higher_price_is_better() -> None:
 
 
 def test_what_is_too_slow_is_replaced_at_a_higher_price() -> None:
-    """Slower than a quarter above the least latency, and than the target."""
     fast = replace(USUAL, request_s=1.0, price_per_h=30.0)
     for policy, is_taken in ((POLICY, True), (replace(POLICY, latency_target_s=3.0), False)):
         choice = kept()

@@ -12,7 +12,6 @@ PRICES = PriceSeries((100.0, 3700.0), (3.6, 7.2))
 
 
 def test_a_price_holds_until_the_next_one() -> None:
-    """Before the first it is the first."""
     assert [PRICES.at(time_s) for time_s in (0.0, 100.0, 3699.0, 3700.0, 9000.0)] == [3.6, 3.6, 3.6, 7.2, 7.2]
 
 
@@ -35,6 +34,5 @@ def test_an_instance_costs_each_price_for_its_time() -> None:
     ],
 )
 def test_a_wrong_series_is_an_error(times_s: tuple[float, ...], per_h: tuple[float, ...], problem: str) -> None:
-    """Each problem is named."""
     with pytest.raises(ValueError, match=problem):
         PriceSeries(times_s, per_h)

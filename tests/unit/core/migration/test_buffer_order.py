@@ -80,7 +80,6 @@ class TestOrder:
         assert [cut.load for cut in order] == [0, 2, 1, 3]
 
     def test_a_load_that_fits_no_buffer_is_cut(self) -> None:
-        """The load is cut into as many parts as needed and no more."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), 5)
         assert order[0] == Cut(0, 0, 2)
         assert {cut.of for cut in order} == {1, 2}
@@ -104,7 +103,6 @@ class TestOrder:
         assert order_loads(range(2), flows_of(loads), rooms_for(loads), 1) == [Cut(0), Cut(1)]
 
     def test_buffers_of_an_instances_devices_add_up(self) -> None:
-        """Two devices of a machine with one limit."""
         loads: list[tuple[dict[int, int], dict[int, int]]] = [
             ({0: 10, 1: 10}, {2: 10, 3: 10}),
             ({2: 10, 3: 10}, {0: 10, 1: 10}),
@@ -176,7 +174,6 @@ class TestGates:
     """No load waits longer than it must."""
 
     def test_a_load_waits_for_the_memory_that_it_needs_and_no_other(self) -> None:
-        """With memory for two loads, the third waits for what the first freed."""
         moves = [Flow({0: 10}, {0: 10}) for _ in range(4)]
         owners = {0: 7}
         assert gates(moves, MemoryRegions.at_start(owners, moves, {}, {}), 20) == [{}, {}, {7: 0}, {7: 1}]

@@ -80,7 +80,6 @@ class TestOneAtATime:
         assert without_wakeups(fleet.handle(e.FleetTick(), 107.0)) == [e.BeginChange(2, (e.Leaving("a", 130.0),))]
 
     def test_a_change_for_the_load_that_failed_is_made_again_too(self) -> None:
-        """The repeated change still has the load's reason."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, retry_s=2.0))
         fleet.handle(e.LoadChanged(), 100.0)
         fleet.handle(e.ChangeEnded(1, False), 105.0)
@@ -91,7 +90,6 @@ class TestMerging:
     """Several notices at once are one change."""
 
     def test_notices_that_come_together_merge(self) -> None:
-        """The first waits a moment for others."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("b", 130.0), 100.0) == [e.WakeAt(100.5)]
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.25) == []
@@ -100,7 +98,6 @@ class TestMerging:
         ]
 
     def test_a_short_notice_waits_a_tenth_of_it(self) -> None:
-        """A short notice waits only a tenth of its time."""
         fleet = FleetChanges(FleetLimits(gather_s=0.5))
         assert fleet.handle(e.InstanceNoticed("a", 102.0), 100.0) == [e.WakeAt(100.2)]
 
@@ -130,7 +127,6 @@ class TestNewcomers:
     """An acquisition waits for an earlier interruption."""
 
     def test_it_is_delayed_until_the_interruption_is_settled(self) -> None:
-        """A newcomer gets a change of its own after the interruption is settled."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
@@ -156,7 +152,6 @@ class TestNewcomers:
             assert begun(fleet.handle(e.FleetTick(), 101.0)) == e.BeginChange(1, (e.Leaving("a", 130.0),), joining)
 
     def test_a_newcomer_that_goes_before_it_had_a_place_is_forgotten(self) -> None:
-        """A newcomer that is noticed or lost before its change needs no change."""
         for gone in (e.InstanceNoticed("new", 130.0), e.InstanceLost("new")):
             fleet = FleetChanges(FleetLimits(gather_s=1.0))
             fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
@@ -165,7 +160,6 @@ class TestNewcomers:
             assert fleet.unsettled == ()
 
     def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self) -> None:
-        """The lost newcomer has a position in the new deployment."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
@@ -214,7 +208,6 @@ class TestEarlyDeaths:
         assert without_wakeups(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
     def test_a_notice_of_no_time_is_a_loss(self) -> None:
-        """A notice whose deadline is now is a loss."""
         fleet = FleetChanges(AT_ONCE)
         assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
             e.DropKv("a"),
@@ -222,7 +215,6 @@ class TestEarlyDeaths:
         ]
 
     def test_one_whose_interruption_is_settled_costs_nothing(self) -> None:
-        """An instance whose interruption is settled holds nothing, so its loss costs nothing."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeEnded(1, True), 110.0)
@@ -233,7 +225,6 @@ class TestNestedNotices:
     """A second notice during a change."""
 
     def test_one_with_time_enough_waits(self) -> None:
-        """A notice with enough time is handled right after the change."""
         fleet = FleetChanges(FleetLimits(gather_s=0.0, reserve_s=5.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeExpected(1, 120.0), 101.0)
@@ -276,7 +267,6 @@ class TestWithdrawal:
     """A notice that is taken back."""
 
     def test_before_the_change_there_is_none(self) -> None:
-        """A notice withdrawn before its change begins leaves no change to make."""
         fleet = FleetChanges(FleetLimits(gather_s=1.0))
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 100.5)
@@ -305,7 +295,6 @@ class TestWithdrawal:
         assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
     def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
-        """An instance lost after its withdrawal costs its KV, and is no newcomer."""
         fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)

@@ -52,7 +52,6 @@ class TestKept:
         assert waiting(inheritance) == "0c 1b 0a"
 
     def test_of_equals_the_earlier_continues(self) -> None:
-        """Earlier pipelines come first, and within them earlier requests."""
         inheritance = after(deployed("2,2,1,2", [5, 5], [5, 5]), "1,2,1,3")
         assert ids(inheritance) == {0: "0a 0b 1a"}
         assert waiting(inheritance) == "1b"
@@ -82,7 +81,6 @@ class TestTogether:
     """Requests of a pipeline stay together."""
 
     def test_each_pipeline_keeps_its_number(self) -> None:
-        """Each pipeline keeps its number where the new configuration has it."""
         inheritance = after(deployed("3,2,1,2", [1], [2, 3], [4]), "4,1,2,2")
         assert ids(inheritance) == {0: "0a", 1: "1a 1b", 2: "2a"}
         assert inheritance.predecessors == {0: 0, 1: 1, 2: 2}
@@ -97,7 +95,6 @@ class TestTogether:
         assert ids(after(before, "3,1,4,4")) == {0: "0a 0b", 1: "1a 1b", 2: "3a 3b 2a"}
 
     def test_a_room_that_has_less_but_too_little_space_is_passed_over(self) -> None:
-        """Two requests that belong together go where two slots are free."""
         before = deployed("3,1,1,3", [300, 300, 300], [900, 900], [2, 2])
         assert ids(after(before, "2,2,1,4")) == {0: "0a 0b 0c", 1: "1a 1b 2a 2b"}
 
@@ -112,7 +109,6 @@ class TestTogether:
         assert ids(after(before, "2,2,1,8")) == {0: "0a 0b 3a 3b", 1: "1a 1b 2a 2b"}
 
     def test_the_pipeline_with_most_kv_on_devices_that_stay_is_a_predecessor(self) -> None:
-        """The first has most, but all of its devices leave."""
         before = deployed("3,1,1,2", [90, 90], [5], [7], leaves=(0,))
         assert after(before, "2,1,1,2").predecessors == {0: 2, 1: 1}
         assert after(deployed("3,1,1,4", [90, 90], [5], [7]), "2,1,1,4").predecessors == {0: 0, 1: 2}
@@ -127,13 +123,11 @@ class TestRunningOn:
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
     def test_one_that_loses_a_device_does_not(self) -> None:
-        """A pipeline that loses a device does not run on, and the others do."""
         inheritance = after(deployed("3,2,1,2", [1], [2], [3], leaves=(2,)), "3,2,1,2")
         assert inheritance.running_on == {0: 0, 2: 2}
         assert inheritance.predecessors[1] == 1
 
     def test_another_degree_stops_all(self) -> None:
-        """Another tensor or pipeline degree stops all pipelines."""
         before = deployed("2,2,2,2", [1], [2])
         assert after(before, "2,2,1,2").running_on == {}
         assert after(before, "2,4,2,2").running_on == {}
@@ -171,7 +165,6 @@ class TestRunningOn:
         assert inheritance.running_on == {}
 
     def test_idle_ones_run_on_where_pipelines_are_left(self) -> None:
-        """Idle pipelines run on in places left over by those with requests."""
         inheritance = after(deployed("3,1,1,2", [], [], [4]), "2,1,1,2")
         assert inheritance.running_on == {0: 2, 1: 1}
 
@@ -185,13 +178,11 @@ class TestPhasesApart:
         assert ids(inheritance) == {0: "2a 0b", 1: "0a", 2: "1a"}
 
     def test_each_kind_has_its_own_room(self) -> None:
-        """A prompt pipeline that is free holds no decoding request."""
         inheritance = after(deployed("2,1,1,2", [5, 9], [7, 8]), "1+1,1,1,2")
         assert ids(inheritance) == {1: "0b 1b"}
         assert waiting(inheritance) == "1a 0a"
 
     def test_each_kind_keeps_its_numbers(self) -> None:
-        """The second that decodes is the second that decodes, and all run on."""
         inheritance = after(deployed("1+2,2,1,2", [0], [5], [6, 7]), "2+3,2,1,2")
         assert ids(inheritance) == {0: "0a", 2: "1a", 3: "2a 2b"}
         assert inheritance.running_on == {0: 0, 2: 1, 3: 2}
@@ -203,6 +194,5 @@ class TestPhasesApart:
         assert after(deployed("1+2,1,1,2", leaves=(0,)), "1+1,1,1,2").running_on == {0: 2, 1: 1}
 
     def test_phases_can_be_put_together_again(self) -> None:
-        """With phases together again, every pipeline can continue any request."""
         inheritance = after(deployed("1+1,1,1,2", [0], [6]), "2,1,1,2")
         assert inheritance.running_on == {0: 0, 1: 1}

@@ -45,7 +45,6 @@ class TestChoice:
     """Whichever costs its user least."""
 
     def test_a_request_that_ends_in_time_finishes(self) -> None:
-        """The request waits for nothing and uses no link time."""
         (found,) = arrange(NOW, NOTICE, [running("short", 500, remaining=100)])
         assert found == Arrangement("short", Disposition.FINISH, 100, NOW + 25.0)
 
@@ -110,7 +109,6 @@ class TestChoice:
         assert (cut.disposition, cut.stop_s) == (Disposition.RECOMPUTE, NOTICE.deadline_s - 0.4)
 
     def test_a_request_given_twice_is_refused(self) -> None:
-        """A request given twice is refused, for it would get two decisions."""
         with pytest.raises(ValueError, match="same id"):
             arrange(NOW, NOTICE, [running("a", 1), running("a", 2)])
 
@@ -127,14 +125,12 @@ class TestJustInTime:
         assert found.wait_s == pytest.approx(0.617)
 
     def test_a_margin_is_kept(self) -> None:
-        """Copies end so long before the deadline."""
         (found,) = arrange(NOW, replace(NOTICE, margin_s=10.0), [running("long", 500)])
         assert found.steps == 77
         assert found.copy_end_s is not None
         assert found.copy_end_s <= NOTICE.deadline_s - 10.0
 
     def test_copies_run_one_after_another_the_smallest_first(self) -> None:
-        """Copies run one after another, the smallest first, whatever the order of the requests."""
         found = arrange(NOW, NOTICE, [running("large", 3_000), running("small", 1_000), running("middle", 2_000)])
         by_start = sorted(found, key=lambda each: each.copy_start_s or 0.0)
         assert [each.choice_id for each in by_start] == ["small", "middle", "large"]
@@ -161,7 +157,6 @@ class TestJustInTime:
         }
 
     def test_a_link_that_is_busy_is_waited_for(self) -> None:
-        """No copy begins before the busy link is free."""
         requests = [running("a", 14_000), running("b", 14_500)]
         free = arrange(NOW, NOTICE, requests)
         assert [each.disposition for each in free] == [Disposition.MOVE, Disposition.MOVE]
@@ -233,7 +228,6 @@ class TestAgain:
         assert rearrange(NOW + 0.5, NOTICE, before, self.REQUESTS) == before
 
     def test_an_ended_request_leaves_the_link_to_others(self) -> None:
-        """A finished request leaves the link to others, and is not listed any more."""
         notice = replace(NOTICE, deadline_s=NOW + 12.0)
         before = arrange(NOW, notice, self.REQUESTS)
         assert fates(before)["small"] is Disposition.RECOMPUTE
@@ -243,7 +237,6 @@ class TestAgain:
         assert fates(rearrange(NOW + 1.0, waiting, before, self.REQUESTS[:1])) == {"small": Disposition.MOVE}
 
     def test_a_request_that_comes_meanwhile_is_arranged_as_well(self) -> None:
-        """A request that arrives meanwhile is arranged like all others."""
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
         assert [each.choice_id for each in after] == ["new", "small", "large"]

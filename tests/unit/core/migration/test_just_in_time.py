@@ -30,7 +30,6 @@ class TestPreemption:
         assert before_preemption(SECOND, 100, left_s=30.0, migration_s=2.0) == StopAfter(Stop.MIGRATE, 27, 27.0)
 
     def test_no_time_for_the_migration_is_no_step(self) -> None:
-        """Zero notice, and a notice as short as the migration."""
         assert before_preemption(SECOND, 100, 0.0, 0.0).stop is Stop.REROUTE
         assert before_preemption(SECOND, 100, 2.0, 2.0).stop is Stop.REROUTE
 
@@ -50,7 +49,6 @@ class TestPreemption:
 
     @given(EXECUTIONS, STEPS, SECONDS, MIGRATIONS)
     def test_it_is_the_rule(self, execution: LinearExecution, remaining: int, left: float, migration: float) -> None:
-        """The stop equals that of an exhaustive search over the steps."""
         fitting = [steps for steps in range(remaining + 1) if execution(steps) < left - migration]
         found = before_preemption(execution, remaining, left, migration)
         if not fitting:

@@ -15,7 +15,6 @@ class TestPorts:
     """Devices 0 and 1 are of instance 0, device 2 of instance 1."""
 
     def test_each_way_has_its_rate(self) -> None:
-        """Each direction has its rate and its fixed cost."""
         ports = Ports(LINKS, [0, 0, 1])
         assert ports.seconds(0, 1, 100) == pytest.approx(1.5)
         assert ports.seconds(0, 2, 100) == pytest.approx(5.5)
@@ -30,7 +29,6 @@ class TestPorts:
         assert not {*ports.of(0, 1)} & {*ports.of(1, 0)}
 
     def test_an_instance_receives_over_its_downlink_its_storage_and_its_devices_entries(self) -> None:
-        """A receiver's storage and device transfers share its downlink, and wait for it there."""
         ports = Ports(LINKS, [0, 0, 1])
         assert {*ports.into(0)} == {ports.of(2, 0)[1], ports.of(None, 0)[1], ports.of(0, 1)[1], ports.of(1, 0)[1]}
         assert len({port for instance in (0, 1) for port in ports.into(instance)}) == 7
@@ -55,7 +53,6 @@ class TestPaperSeconds:
 
 @pytest.mark.parametrize("wrong", [{"between_bytes_per_s": 0.0}, {"transfer_s": -1.0}])
 def test_links_that_carry_nothing_or_gain_time_are_refused(wrong: dict[str, float]) -> None:
-    """Links with a zero rate or a negative cost are refused by name."""
     rates = {"within_bytes_per_s": 1.0, "between_bytes_per_s": 1.0, "storage_bytes_per_s": 1.0}
     with pytest.raises(ValueError, match=r"must carry|fixed cost"):
         Links(**{**rates, **wrong})

@@ -51,7 +51,6 @@ class TestPositions:
     """Each position is filled by the device that holds most of it."""
 
     def test_one_that_replaces_a_leaving_instance_gets_its_place(self) -> None:
-        """All other devices stay where they are."""
         before = deployed("2,2,2", 2, 2, 2, 2, leaves=(1,), come=(2,))
         mapped = after(before, "2,2,2")
         staying = {device: place for device, place in before.positions.items() if device.instance != "i1"}
@@ -116,13 +115,11 @@ class TestPositions:
         assert of_instance(mapped, "new0") == [(0, 0, 0), (0, 0, 1)]
 
     def test_instances_of_all_sizes_serve_together(self) -> None:
-        """Instances of 1 to 8 devices serve together."""
         before = deployed("6,3,2", 1, 2, 3, 4, 5, 6, 7, 8)
         mapped = after(before, "3,6,2")
         assert sorted(mapped.positions.values()) == list(ParallelConfig(3, 6, 2).positions())
 
     def test_positions_are_given_in_order(self) -> None:
-        """Iteration meets the first pipeline first."""
         mapped = after(deployed("2,2,2", 4, 4, 4, leaves=(0,)), "2,1,4")
         assert list(mapped.positions.values()) == list(ParallelConfig(2, 1, 4).positions())
 
@@ -143,7 +140,6 @@ class TestManyDevices:
         ],
     )
     def test_as_much_is_kept_as_by_a_flat_matching(self, size: int, old: str, new: str) -> None:
-        """Keeping tensor groups together costs nothing in these changes, KV included."""
         count = 256 // size
         config = ParallelConfig.parse(old)
         running = {
@@ -202,7 +198,6 @@ class TestLeaving:
         assert mapped.kept_kv_bytes == 0
 
     def test_too_few_that_stay_are_refused(self) -> None:
-        """The error contains how many devices stay and what to do."""
         with pytest.raises(ValueError, match=r"needs 4 devices, and 2 stay .* choose a smaller configuration"):
             after(deployed("1,2,2", 2, 2, leaves=(1,)), "1,2,2")
 
@@ -211,7 +206,6 @@ class TestRunningOn:
     """Pipelines that nothing happens to."""
 
     def test_they_keep_their_devices_and_only_new_ones_load(self) -> None:
-        """The running pipelines keep weights and KV."""
         running = {n: [RunningRequest(f"r{n}", 10, 1)] for n in range(2)}
         before = deployed("2,2,2,4", 4, 4, come=(4,), running=running)
         mapped = after(before, "3,2,2,4")
@@ -228,7 +222,6 @@ class TestRunningOn:
         assert [place[0] for place in of_instance(mapped, "i0")] == [0, 0, 0, 1]
 
     def test_they_keep_them_under_another_number_as_well(self) -> None:
-        """The third of three becomes the first of two, the first having gone."""
         before = deployed("3,1,2,1", 2, 2, 2, leaves=(0,))
         mapped = after(before, "2,1,2,1")
         assert mapped.running_on == {0: 2, 1: 1}

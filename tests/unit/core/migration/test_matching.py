@@ -52,13 +52,11 @@ class TestFlat:
     @settings(max_examples=60)
     @given(tables())
     def test_no_idle_row_is_as_good_as_a_later_one_that_is_used(self, gains: Gains) -> None:
-        """No idle row has an equal later row that is used, in any column."""
         rows = fill_columns(gains)
         for idle in set(range(gains.shape[0])) - set(rows):
             assert all(gains[idle, column] != gains[row, column] for column, row in enumerate(rows) if row > idle)
 
     def test_too_few_rows_are_refused(self) -> None:
-        """The error contains what to do."""
         with pytest.raises(ValueError, match="give fewer columns"):
             fill_columns(table([1, 2]))
 
@@ -85,7 +83,6 @@ class TestTwoLevels:
     def test_no_other_choice_for_these_groups_gains_more(
         self, case: tuple[Gains, list[list[int]], list[list[int]]]
     ) -> None:
-        """All assignments of instances, and in each all of devices, are tried."""
         gains, instances, groups = case
         best = max(
             sum(best_by_trying(gains[np.ix_(rows, columns)]) for rows, columns in zip(chosen, groups, strict=True))
@@ -109,7 +106,6 @@ class TestTwoLevels:
     @pytest.mark.parametrize("row", [0, 1])
     @pytest.mark.parametrize("column", [0, 1])
     def test_instances_that_differ_in_one_entry_are_distinguished(self, row: int, column: int) -> None:
-        """Instances that differ in any one entry are kept apart."""
         gains = table([1, 1], [1, 1], [1, 1], [1, 1])
         gains[2 + row, column] = 5
         gained, rows_of = match_groups(gains, [[0, 1], [2, 3]], [[0, 1]])
@@ -126,7 +122,6 @@ class TestBundles:
     """The best assignment of bundles together."""
 
     def test_bundles_that_gain_on_the_same_instance_come_together(self) -> None:
-        """Bundles that gain on the same instance come together, though they are not adjacent."""
         gains = table([4, 0, 0, 0], [0, 0, 4, 0], [0, 4, 0, 0], [0, 0, 0, 4])
         assert bundle(gains, [[0, 1], [2, 3]], [[0], [1], [2], [3]]) == ((0, 2), (1, 3))
 

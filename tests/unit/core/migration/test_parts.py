@@ -30,7 +30,6 @@ class TestListed:
     """Part by part."""
 
     def test_the_embedding_is_on_the_first_stage_and_the_head_on_the_last_one_with_layers(self) -> None:
-        """5 layers over 4 stages are 2, 2, 1 and none."""
         config = ParallelConfig(1, 4, 1)
         held = [parts(weights_of(Position(0, stage, 0), config, MODEL)) for stage in range(4)]
         assert held == [["embedding", "layer0", "layer1"], ["layer2", "layer3"], ["layer4", "head"], []]
@@ -112,7 +111,6 @@ class TestCutByTheEngine:
             assert kv.bytes == 7 * len(share.kv_heads) * (dimensions.key_dim + dimensions.value_dim) * 2
 
     def test_a_pipeline_has_the_embedding_once_for_each_shard(self) -> None:
-        """What its positions hold is what the plan says that a pipeline needs."""
         model, config = engine_shape(layers=9, kv_heads=12), ParallelConfig(1, 3, 4)
         held = sum(entry.bytes for position in config.positions() for entry in weights_of(position, config, model))
         assert held == model.group_bytes(4) == model.weight_bytes + 3 * model.embedding_bytes

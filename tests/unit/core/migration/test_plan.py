@@ -233,14 +233,12 @@ class TestShapes:
 
     @pytest.mark.parametrize(("old", "new"), [("2,2,2,2", "1,3,2,2"), ("1,4,2,2", "2,2,1,2"), ("2,1,4,2", "1,3,2,4")])
     def test_what_is_kept_is_what_the_mapper_kept(self, old: str, new: str) -> None:
-        """The plan's kept bytes equal the mapper's."""
         instances = (*(Instance(f"i{number}", 4) for number in range(3)), Instance("z", 2, deadline_s=1e6))
         running = {0: (RunningRequest("r", 10, 3), RunningRequest("s", 7, 5))}
         mapped = change(old, new, instances, running)
         assert planned(mapped).kept_bytes == mapped.kept_weight_bytes + mapped.kept_kv_bytes
 
     def test_where_nothing_changes_nothing_moves(self) -> None:
-        """An unchanged deployment moves nothing, and no stage waits."""
         plan = planned(change("1,2,1,1", "1,2,1,1", (Instance("a", 2),)))
         assert plan.transfers == () and plan.done_s == plan.longest_pause_s == 0.0
 
@@ -269,7 +267,6 @@ class TestBuffers:
         assert [each.after_step for each in sorted(bound.transfers, key=lambda each: each.step)] == [None, None, 0, 1]
 
     def test_a_limit_below_a_layer_cuts_it(self) -> None:
-        """A layer of 100 bytes in at least 4 cuts of 25."""
         plan = planned(self.SWAPPED, buffer_bytes=25)
         assert max(plan.peak_buffer_bytes.values()) == 25
         assert len({each.share for each in plan.transfers if each.part.layer == 0}) >= 4
@@ -283,7 +280,6 @@ class TestBuffers:
 
 
 def test_a_device_of_no_listed_instance_is_refused() -> None:
-    """A device without a listed instance is refused with what to do."""
     mapped = change("1,2,1,1", "1,2,1,1", ONE_OF_TWO_LEAVES)
     positions = {**mapped.positions, Device("stranger", 0): next(iter(mapped.positions.values()))}
     with pytest.raises(ValueError, match=r"stranger.*before\.instances"):

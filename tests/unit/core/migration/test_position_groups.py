@@ -53,7 +53,6 @@ class TestWays:
         assert ((0, 1), (2,), (3, 4), (5,)) in best("2,3,1", 2, 2, 2, 2)
 
     def test_instances_of_different_sizes_come_in_several_orders(self) -> None:
-        """Largest first, as they came, and as they stand."""
         stand = [InstanceSlots(1, Position(0, 1, 0)), InstanceSlots(3), InstanceSlots(2, Position(0, 0, 0))]
         ways = groupings(positions("1,6,1"), stand)
         assert [[len(group) for group in way] for way in ways] == [[3, 2, 1], [1, 3, 2], [2, 1, 3]]
@@ -73,7 +72,6 @@ class TestWays:
         assert ((0, 3), (1, 2)) in groupings(positions("1,4,1"), stand)
 
     def test_too_few_seats_are_refused(self) -> None:
-        """The error contains what to do."""
         with pytest.raises(ValueError, match="smaller configuration"):
             groupings(positions("1,4,1"), slots(2, 1))
 

@@ -21,7 +21,6 @@ def test_only_the_last_half_minute_counts() -> None:
 
 
 def test_an_empty_window_has_no_rate() -> None:
-    """A window without arrivals has no rate."""
     window = filled(1.0, 2.0)
     assert (window.rate(40.0), window.cv(40.0)) == (0.0, None)
 
@@ -32,7 +31,6 @@ def test_a_window_that_is_younger_counts_over_its_age() -> None:
 
 
 def test_the_first_request_alone_is_no_flood() -> None:
-    """A tenth of a second after the start it counts over five."""
     assert filled(0.1).rate(0.1) == pytest.approx(0.2)
 
 

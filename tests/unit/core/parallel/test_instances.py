@@ -39,7 +39,6 @@ def test_instances_of_several_prices_are_paid_in_their_order() -> None:
 
 
 def test_one_way_of_selling_is_enough() -> None:
-    """The other one has no price, and no instances."""
     assert Supply(machine(spot=None), 0, 5).split(2) == (0, 2)
     assert Supply(machine(on_demand=None), 5).split(2) == (2, 0)
     with pytest.raises(ValueError, match="not sold as spot"):

@@ -83,7 +83,6 @@ def test_with_phases_apart_the_slower_side_bounds(written: str, bound: str) -> N
 
 
 def test_requests_without_tokens_have_no_throughput() -> None:
-    """One that computes or decodes nothing is none."""
     with pytest.raises(ValueError, match="at least 1 token"):
         throughput(TABLES, ParallelConfig(1, 1, 1), 512, 0)
 
@@ -128,7 +127,6 @@ def test_a_bad_profile_is_refused_with_the_name_of_the_field(field: str, value: 
 
 
 def test_a_profile_without_measurements_is_refused() -> None:
-    """A profile without measurements has no times."""
     document = {key: value for key, value in round_profile().items() if not key.startswith("tp-")}
     with pytest.raises(ValueError, match="has no `tp-N`"):
         LayerTables.from_profile(document)

@@ -38,7 +38,6 @@ def test_stages_are_cut_by_cost(stages: int, expected: list[int]) -> None:
 
 @given(st.integers(1, 60), st.integers(1, 12), st.floats(0, 20))
 def test_no_other_cut_makes_the_costliest_stage_cheaper(layers: int, stages: int, head_layers: float) -> None:
-    """Compared with every number of layers in the last stage."""
     if stages > layers:
         return
     cut = stage_layers(layers, stages, head_layers)
@@ -55,7 +54,6 @@ def test_no_other_cut_makes_the_costliest_stage_cheaper(layers: int, stages: int
 
 @given(st.integers(1, 4000), st.integers(1, 9))
 def test_columns_are_cut_at_whole_panels(width: int, shards: int) -> None:
-    """Every column belongs to one shard, and no panel to two."""
     bounds = column_bounds(width, shards)
     assert bounds[0] == 0 and bounds[-1] == width and sorted(bounds) == list(bounds)
     assert all(bound % 32 == 0 or bound == width for bound in bounds)
@@ -87,7 +85,6 @@ def test_the_positions_of_a_group_have_each_part_once(stages: int, shards: int) 
     ],
 )
 def test_what_cannot_be_cut_is_refused_by_name(changes: dict[str, Any], stages: int, shards: int, reason: str) -> None:
-    """With the degrees that can."""
     dimensions = replace(SMOLLM2, **changes)
     refusal = dimensions.why_not(stages, shards)
     assert refusal is not None and reason in refusal

@@ -34,7 +34,6 @@ def small(**changes: object) -> Policy:
 
 
 def test_a_load_that_can_be_met_is_met_with_the_least_latency() -> None:
-    """No configuration that keeps up is faster by more than the slack."""
     supplies = [Supply(machine(), 3, 2)]
     choice = chosen(LOAD, supplies)
     tried = list(every(LOAD, supplies, ANY, Policy()))
@@ -54,7 +53,6 @@ def test_a_load_that_cannot_be_met_gets_the_greatest_throughput() -> None:
 
 
 def test_nothing_is_chosen_where_nothing_fits() -> None:
-    """No machines, or none with the memory, or none with enough devices."""
     assert choose(LOAD, [], ANY) is None
     assert choose(LOAD, [Supply(machine())], ANY) is None
     assert choose(LOAD, [Supply(machine(memory_bytes=1000), 9)], RealMemory(MODEL, 100)) is None
@@ -135,7 +133,6 @@ def test_phases_apart_share_pipelines_out_by_their_work() -> None:
 
 
 def test_phases_may_be_on_types_of_their_own() -> None:
-    """Long prompts where prompts are fast, and decoding where that is cheap."""
     supplies = [
         Supply(machine("fast", 1, spot=9.0, cost=scaled()), 4),
         Supply(machine("slow", 1, spot=1.0, cost=scaled(slower=2.0)), 40),
@@ -149,7 +146,6 @@ def test_phases_may_be_on_types_of_their_own() -> None:
 
 
 def test_either_is_no_worse_than_both() -> None:
-    """Phases apart only where that is faster."""
     supplies = [Supply(machine(devices=4, cost=scaled()), 4)]
     latencies = [
         chosen(LOAD, supplies, Policy(phases=phases, latency_slack=0.0)).request_s

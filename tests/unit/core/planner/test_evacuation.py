@@ -43,7 +43,6 @@ def test_a_request_decodes_here_as_long_as_its_copy_allows() -> None:
 
 
 def test_targets_are_ready_workers_with_blocks_and_the_shortest_token_queue() -> None:
-    """Of the token pool before all others."""
     bench = draining(
         sequence(remaining=5000),
         workers=(
@@ -126,7 +125,6 @@ def test_what_moved_is_not_ordered_again() -> None:
 
 
 def test_prompts_are_waited_for_until_the_last_moment() -> None:
-    """One that is computed by then moves as any other."""
     bench = draining(sequence("slow", tokens=0), sequence("quick", tokens=0))
     start_s = bench.now
     bench.pass_time(10.0)

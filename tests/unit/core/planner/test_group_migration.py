@@ -40,7 +40,6 @@ def test_orders_to_lead_say_who_gives_what() -> None:
 
 
 def test_what_new_groups_tell_is_counted_once_for_the_change() -> None:
-    """Not for another one, and not of groups that are not its own."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2))
     bench.reshape("2,1,1")
     bench.pass_time(1.0)
@@ -72,7 +71,6 @@ def test_a_group_beside_which_nothing_serves_need_not_wait_for_all_its_weights()
 
 
 def test_a_spare_device_gets_its_part_from_the_one_that_leaves() -> None:
-    """No other device has it; the others keep what they have."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1", stages=2), spare=("d2",))
     bench.feed(notice("d1", bench.now + 60.0))
     bench.pass_time(3.0)
@@ -112,7 +110,6 @@ def test_there_is_no_plan_for_groups_of_unequal_shapes() -> None:
 
 
 def test_a_device_that_is_gone_gives_nothing() -> None:
-    """Storage does."""
     lost = same_shape_map([group("w", "d0", "d1", stages=2)], [group("v", "d0", "d2", stages=2)], ["d0", "d2"], {})
     assert lost is not None
     migration = migration_of(lost, MODEL, COST, now=50.0)

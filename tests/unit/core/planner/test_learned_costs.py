@@ -69,7 +69,6 @@ def test_a_pause_depends_on_how_many_requests_move_at_once() -> None:
 
 
 def test_forming_depends_on_the_processes_and_on_the_weights_that_travel() -> None:
-    """No group, no time."""
     cost = ChangeCost(0.05, 1e-4)
     assert cost.forming_s([TWO], 0.5) == pytest.approx(2.5)
     assert cost.forming_s([], 0.0) == 0.0

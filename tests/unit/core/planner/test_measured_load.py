@@ -134,7 +134,6 @@ def test_nothing_is_bought_again_for_a_fleet_that_cannot_be_listed() -> None:
 
 
 def test_a_planner_that_has_measured_the_load_before_its_term_decides_at_once() -> None:
-    """As one that stood by."""
     cloud = served_fleet()
     second = StartingPlanner(cloud, "planner-1")
     for _ in range(31):

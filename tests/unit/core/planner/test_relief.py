@@ -78,7 +78,6 @@ def test_a_moved_request_rests() -> None:
 
 
 def test_a_worker_that_leaves_the_token_pool_hands_its_decodes_over() -> None:
-    """To workers of the token pool only, one after the other."""
     bench = relieved(
         worker_member("a", blocks=1000, decoding=3),
         others=(worker_member("b", m.Pool.MIXED, blocks=100_000), worker_member("c", blocks=100_000, owed=50_000)),
@@ -91,7 +90,6 @@ def test_a_worker_that_leaves_the_token_pool_hands_its_decodes_over() -> None:
 
 
 def test_a_worker_that_leaves_is_no_longer_relieved() -> None:
-    """Its evacuation decides."""
     bench = relieved(short())
     bench.drain("a", notice_s=60.0)
     bench.pass_time(5.0)

@@ -66,7 +66,6 @@ def test_a_spare_device_takes_the_place_of_one_that_has_to_leave(leaving: int, b
 
 
 def test_groups_that_need_not_change_go_on_and_shapes_may_differ() -> None:
-    """Only the group of the device is formed anew."""
     bench = ReshapeBench(
         group("prompt-0", "d0", "d1", "d2", pool=Pool.PROMPT),
         group("token-0", "d3", "d4", stages=2, pool=Pool.TOKEN),
@@ -114,7 +113,6 @@ def test_where_no_device_is_left_the_group_drains_until_its_deadline() -> None:
 
 
 def test_with_one_spare_device_a_smaller_group_serves_until_there_are_more() -> None:
-    """All of the only group are under notice."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1", "d2"), spare=("s0",))
     for device_id in ("d0", "d1", "d2"):
         bench.feed(notice(device_id, bench.now + NOTICE_S))
@@ -153,7 +151,6 @@ def test_a_second_notice_in_the_midst_of_a_change_takes_its_device_too() -> None
 
 
 def test_a_notice_while_requests_move_begins_the_next_change_at_once() -> None:
-    """What is still to retire retires with it."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0", "s1"))
     bench.held["mixed-0"] = [sequence("r")]
     bench.feed(notice("d1", bench.now + NOTICE_S))
@@ -169,7 +166,6 @@ def test_a_notice_while_requests_move_begins_the_next_change_at_once() -> None:
 
 
 def test_a_change_that_is_abandoned_does_not_bring_back_what_had_left() -> None:
-    """Only what was to be before it."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0", "s1"))
     bench.held["mixed-0"] = [sequence("r")]
     bench.feed(notice("d1", bench.now + NOTICE_S))
@@ -221,7 +217,6 @@ def test_an_operators_re_shape_goes_on_where_what_an_earlier_change_began_is_los
 
 
 def test_a_worker_whose_new_group_is_late_drains_in_time() -> None:
-    """It takes requests as long as it can."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0",))
     bench.forms = False
     bench.feed(notice("d1", bench.now + NOTICE_S))
@@ -234,7 +229,6 @@ def test_a_worker_whose_new_group_is_late_drains_in_time() -> None:
 
 
 def test_a_change_that_cannot_be_is_tried_less_and_less_often() -> None:
-    """Another one, which a new device makes possible, is tried at once."""
     policy = PlannerPolicy(replace_after_s=1.0)
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), group("mixed-1", "d2", "d3"), spare=("s0",), policy=policy)
     bench.forms = False
@@ -341,13 +335,11 @@ def test_devices_of_a_worker_that_the_deployment_does_not_know_are_not_taken() -
     [(1, 3, "1,1,1"), (2, 3, "1,2,1"), (3, 3, "1,1,3"), (3, 1, "1,3,1"), (0, 1, None)],
 )
 def test_a_stopgap_has_as_many_devices_as_can_be(devices: int, shards: int, config: str | None) -> None:
-    """With the shards of before, where that can be."""
     found = stopgap_config(devices, shards, replace(MODEL, partition=PARTITION))
     assert found == (None if config is None else ParallelConfig.parse(config))
 
 
 def test_shapes_are_written_as_an_operator_writes_them() -> None:
-    """Phases that are split, with a plus sign."""
     groups = (group("p", "a", "b", "c", pool=Pool.PROMPT), group("t", "d", pool=Pool.TOKEN), group("u", "e"))
     assert described(groups) == "1,1,3+2,1,1"
 

@@ -114,7 +114,6 @@ def test_what_cannot_be_is_refused_with_its_reason(config: str, words: list[str]
 
 
 def test_workers_without_devices_are_no_groups() -> None:
-    """Nor is a mesh without any device."""
     bench = ReshapeBench(group("mixed-0", "d0"), spare=("d1",))
     bench.workers["token-0"] = replace(bench.workers["mixed-0"], id="token-0")
     bench.feed(bench.workers["token-0"])

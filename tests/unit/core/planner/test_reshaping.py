@@ -62,7 +62,6 @@ def test_requests_move_at_once_to_the_new_group_and_the_old_one_leaves() -> None
 
 
 def test_nothing_is_ordered_before_it_is_stored() -> None:
-    """Each stage of it."""
     bench = two_stages(forms=False)
     first = bench.led[0][0]
     assert bench.plans[0].deployment is not None and bench.plans[0].deployment.stage is FORMING
@@ -124,7 +123,6 @@ def test_a_group_that_forms_after_the_re_shape_was_abandoned_leaves() -> None:
 
 
 def test_a_new_group_that_is_lost_while_others_form_is_led_again() -> None:
-    """All have to serve at the same time."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"))
     bench.refused = {"mixed-c1-1"}
     bench.reshape("2,1,1")
@@ -286,7 +284,6 @@ def test_a_worker_that_was_taken_for_lost_is_drained_when_it_comes_back() -> Non
 
 
 def test_requests_that_cannot_move_are_given_back_at_the_drains_deadline() -> None:
-    """And counted."""
     policy = PlannerPolicy(reshape_drain_s=8.0)
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), policy=policy)
     bench.held["mixed-0"] = [sequence("vast", tokens=10**8)]
@@ -317,7 +314,6 @@ def test_late_and_unknown_answers_of_devices_change_nothing() -> None:
 
 
 def test_a_plan_survives_the_store() -> None:
-    """Also one of before there were deployments."""
     bench = two_stages(sequence("r"))
     bench.pass_time(1.5)
     adapter = TypeAdapter(Plan)

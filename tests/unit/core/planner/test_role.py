@@ -42,7 +42,6 @@ def test_a_term_that_is_over_orders_nothing(lost: bool) -> None:
 
 
 def test_a_plan_is_in_the_store_before_anything_is_ordered() -> None:
-    """One that is refused there is written again, and nothing is ordered meanwhile."""
     bench = PlannerBench()
     bench.held["a"] = [sequence()]
     bench.stores = False
@@ -57,7 +56,6 @@ def test_a_plan_is_in_the_store_before_anything_is_ordered() -> None:
 
 @pytest.mark.parametrize("by", ["a watcher's report", "the worker's heartbeat"])
 def test_each_sign_of_a_notice_is_enough(by: str) -> None:
-    """A lost message costs nothing."""
     bench = PlannerBench()
     bench.held["a"] = [sequence()]
     if by == "the worker's heartbeat":
@@ -88,7 +86,6 @@ def test_a_worker_that_was_silent_and_is_back_leaves_as_any_other(silent_s: floa
 
 
 def test_a_withdrawn_notice_counts_unless_the_worker_drains() -> None:
-    """A draining worker leaves in any case."""
     for drains, moves in ((False, 0), (True, 1)):
         bench = PlannerBench()
         bench.held["a"] = [sequence()]
@@ -114,7 +111,6 @@ def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that() -> None
 
 
 def test_a_notice_that_comes_again_after_its_withdrawal_counts() -> None:
-    """Within the same change."""
     bench = PlannerBench()
     bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
     bench.drain("b")
@@ -128,7 +124,6 @@ def test_a_notice_that_comes_again_after_its_withdrawal_counts() -> None:
 
 
 def test_a_deadline_that_comes_sooner_brings_the_order_forward() -> None:
-    """Rearranged, at once."""
     bench = PlannerBench()
     bench.held["a"] = [sequence()]
     bench.drain(notice_s=60.0)
@@ -192,7 +187,6 @@ def test_a_second_notice_in_the_midst_of_a_change_is_covered_too() -> None:
 
 
 def test_moves_can_be_switched_off() -> None:
-    """Workers drain by themselves then."""
     bench = PlannerBench(PlannerPolicy(moves=False))
     bench.held["a"] = [sequence()]
     bench.drain()
@@ -201,7 +195,6 @@ def test_moves_can_be_switched_off() -> None:
 
 
 def test_a_plan_names_requests_and_targets() -> None:
-    """What a successor needs."""
     bench = PlannerBench()
     bench.held["a"] = [sequence()]
     deadline_s = bench.drain()

@@ -34,7 +34,6 @@ def test_only_the_last_answers_count() -> None:
 
 
 def test_a_clock_that_was_set_back_gives_no_time_below_zero() -> None:
-    """Such an answer took no time."""
     times = AnswerTimes(0.05)
     for _ in range(ENOUGH):
         times.ended(8, -3.0)

@@ -62,7 +62,6 @@ def test_a_request_whose_hand_offs_failed_twice_is_handed_off_no_more() -> None:
 def test_pairs_in_quarantine_are_avoided_by_all(
     resting: tuple[tuple[str, str], ...], choice: tuple[str, str, PlacedBy]
 ) -> None:
-    """A quarantined pair is avoided also by requests that have never failed."""
     assert chosen(*LARGE, resting=resting) == choice
 
 

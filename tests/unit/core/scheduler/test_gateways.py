@@ -40,7 +40,6 @@ class TestForgetting:
         assert sent(bench.feed(serving(), after_s=0.2), "t") == [FORGET]
 
     def test_not_of_one_that_reported_in_time(self) -> None:
-        """A heartbeat in time restarts the count of a gateway's absence."""
         bench = SchedulerBench(limits=LIMITS)
         bench.feed(serving())
         bench.feed(gateway(), after_s=9.0)
@@ -67,7 +66,6 @@ class TestSlowGateways:
         assert len(cancels(bench.feed(m.Tick(), after_s=1.0))) == 2
 
     def test_one_that_leaves_is_gone_at_once(self) -> None:
-        """A gateway that reports LEFT is gone at once."""
         bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
         bench.assign()
         left = plain_member("g", MemberKind.GATEWAY, state=MemberState.LEFT)
@@ -85,7 +83,6 @@ class TestTimeAway:
         assert sent(bench.feed(reserved()), "p") != []
 
     def test_silence_counts_again_afterwards(self) -> None:
-        """An order that is still unanswered is given up then."""
         bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
         bench.feed(submission())
         bench.feed(m.Tick(away_s=60.0), after_s=60.0)

@@ -134,5 +134,4 @@ def test_long_answers_go_to_machines_that_stay_and_fewer_tokens_are_interrupted(
 
 
 def test_the_same_run_has_the_same_outcome() -> None:
-    """A run is repeatable, to the token."""
     assert SmallFleet(20.0, 7).run(300) == SmallFleet(20.0, 7).run(300)

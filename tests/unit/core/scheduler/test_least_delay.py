@@ -56,7 +56,6 @@ class TestBesideALongPrompt:
         assert found[:2] == ("t", "t")
 
     def test_a_worker_that_is_known_to_be_slow_stays_idle(self) -> None:
-        """It has computed as long prompts, thirty times as slowly."""
         slow = {**KNOWN, **HAND_OFF, "prompt_token_s": 0.09}
         found = workers_of_a_thousand(prompt_worker("p", **slow), worker_member("t", **KNOWN, **LONG))
         assert found is not None

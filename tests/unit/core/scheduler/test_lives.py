@@ -46,7 +46,6 @@ class TestInstances:
 
     @pytest.mark.parametrize("worker_id", ["i-0ab", "i-0ab-0", "i-0ab-gpu-3"])
     def test_a_worker_has_the_hazard_of_the_instance_that_it_is_named_after(self, worker_id: str) -> None:
-        """By its id, or its id and a suffix."""
         bench = LivesBench(worker_id)
         bench.report(fleet(instance("i-0ab"), hazards={"a": 0.01}))
         assert bench.per_s(worker_id) == 0.01
@@ -75,7 +74,6 @@ class TestInstances:
         )
 
     def test_lives_of_the_zone_count_before_those_of_the_type(self) -> None:
-        """A zone without lives of its own has those of its type."""
         bench = LivesBench("i", "j")
         bench.report(fleet(instance("i", zone="z1"), instance("j", zone="z2"), hazards={"a": 0.01, "a/z1": 0.02}))
         assert (bench.per_s("i"), bench.per_s("j")) == (0.02, 0.01)
@@ -133,7 +131,6 @@ class TestGroups:
         assert (bench.per_s("one"), bench.per_s("two")) == (None, None)
 
     def test_devices_may_come_before_their_leader_and_outlive_it(self) -> None:
-        """A leader that is new, or back, has its devices' hazard at once."""
         bench = LivesBench()
         bench.report(fleet(instance("i"), hazards={"a": 0.01}))
         bench.lives.device_reported(device("i", "leader"), NOW)
@@ -149,7 +146,6 @@ class TestReports:
     """Which reports count."""
 
     def test_a_late_or_repeated_report_changes_nothing(self) -> None:
-        """The latest of the watcher's current incarnation counts."""
         bench = LivesBench("i")
         bench.report(fleet(instance("i"), hazards={"a": 0.01}, at_s=NOW, incarnation=2))
         bench.report(fleet(instance("i"), hazards={"a": 0.5}, at_s=NOW - 1, incarnation=2))
@@ -171,7 +167,6 @@ class TestReports:
         assert bench.per_s("i") == 0.5
 
     def test_after_a_while_without_reports_nothing_is_known(self) -> None:
-        """A worker that joins then has no life, either."""
         bench = LivesBench("i")
         bench.report(fleet(instance("i"), instance("j"), hazards={"a": 0.01}))
         bench.lives.expire(NOW + REPORT_COUNTS_S - 0.1)
@@ -181,7 +176,6 @@ class TestReports:
         assert (bench.per_s("i"), bench.per_s("j")) == (None, None)
 
     def test_a_report_that_was_long_on_its_way_is_ignored(self) -> None:
-        """It is as old as its time says."""
         bench = LivesBench("i")
         bench.report(fleet(instance("i"), hazards={"a": 0.01}, at_s=NOW - REPORT_COUNTS_S))
         assert bench.per_s("i") is None
@@ -202,7 +196,6 @@ class TestClasses:
         ("per_s", "life_class"), [(1e-12, -26), (2**-10, -9), (1.99 * 2**-10, -9), (2**-9, -8), (0.7, 0), (90.0, 0)]
     )
     def test_rates_of_a_class_differ_by_less_than_two(self, per_s: float, life_class: int) -> None:
-        """Very rare and very frequent ends are one class each."""
         assert WorkerLife.of(constant(per_s), 0.0).life_class == life_class
 
     def test_ends_that_come_late_are_the_rarest(self) -> None:
@@ -210,7 +203,6 @@ class TestClasses:
         assert WorkerLife.of(PiecewiseHazard((0.0, 3600.0), (0.0, 1.0)), 0.0).life_class == -26
 
     def test_a_worker_that_takes_no_requests_is_ranked_with_its_life_once_it_does(self) -> None:
-        """Its life is known before."""
         bench = LivesBench()
         bench.pools.join(replace(worker_member("i"), state=MemberState.STARTING))
         bench.report(fleet(instance("i"), hazards={"a": 0.01}))

@@ -79,7 +79,6 @@ class TestPrefixes:
         assert choice(*workers, held={"gone": 16, "t": 16}) == ("p", "t")
 
     def test_a_request_served_in_place_goes_where_its_prefix_is(self) -> None:
-        """The same count on workers of both phases."""
         workers = [mixed_worker("m1"), mixed_worker("m2", pending=5)]
         assert choice(*workers, held={"m2": 10}) == ("m2", "m2")
 
@@ -88,11 +87,9 @@ class TestMeshesOfFewPools:
     """The pools with workers do the work of an empty pool."""
 
     def test_the_mixed_pool_takes_tokens_where_there_is_no_token_pool(self) -> None:
-        """Mixed workers receive KV like workers of the token pool."""
         assert choice(prompt_worker("p"), mixed_worker("m")) == ("p", "m")
 
     def test_the_mixed_pool_serves_in_place_where_there_is_no_prompt_pool(self) -> None:
-        """Mixed workers serve in place first, and token workers come next."""
         assert choice(worker_member("t"), mixed_worker("m", owed=50)) == ("m", "m")
         assert choice(worker_member("t"), mixed_worker("m", pending=90)) == ("t", "t")
 
@@ -188,13 +185,11 @@ class TestBreakEven:
         assert self.by(figures, {"prompt_token_s": 1.6}) is PlacedBy.HOME_POOL
 
     def test_what_is_held_on_either_side_need_not_be_computed(self) -> None:
-        """The push is of the whole prompt all the same."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 0.1}
         assert self.by(figures, {}, held={"p": 15}) is PlacedBy.HOME_POOL
         assert self.by(figures, {"decoding": 3}, held={"t": 15}) is PlacedBy.BREAK_EVEN
 
     def test_without_both_figures_phases_are_split(self) -> None:
-        """Without both measured costs the phases are split."""
         assert self.by({"prompt_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
         assert self.by({"kv_push_token_s": 1.0}, {}) is PlacedBy.HOME_POOL
 
@@ -204,7 +199,6 @@ class TestBreakEven:
         assert self.by(figures, {}, policy=PoolPolicy(break_even=False)) is PlacedBy.HOME_POOL
 
     def test_a_token_worker_over_its_threshold_of_prompts_gets_none(self) -> None:
-        """A token worker over its threshold of prompts gets none, whatever the costs."""
         figures = {"prompt_token_s": 1.0, "kv_push_token_s": 100.0}
         assert self.by(figures, {"pending": 85}) is PlacedBy.HOME_POOL
 

@@ -69,7 +69,6 @@ class TestTokenWorkers:
         assert placed(PROMPT, b, a, ends={"a": 0.1}, policy=PoolPolicy(interruption_s=0.0)).token_worker.id == "a"
 
     def test_the_shortest_queue_on_a_worker_that_stays_is_chosen(self) -> None:
-        """It costs no more than any other."""
         found = placed(PROMPT, SPOT, STAYS, worker_member("idle", blocks=1000), ends={"spot": 0.1})
         assert (found.token_worker.id, found.by_life) == ("idle", False)
 
@@ -126,7 +125,6 @@ class TestOtherPlaces:
             assert placed(prompt, spot, stays, ends={"spot": 1 / 60}, new=new, policy=policy).token_worker.id == chosen
 
     def test_partners_in_the_mixed_pool_are_weighed(self) -> None:
-        """A token worker with off-pool work, and a mixed one."""
         policy = PoolPolicy(interruption_s=10.0, break_even=False)
         spot = worker_member("spot", blocks=1000, prompts_in_place=1, **MEASURED)
         stays = worker_member("stays", Pool.MIXED, owed=500, blocks=1000, **MEASURED)

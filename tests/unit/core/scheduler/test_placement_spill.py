@@ -23,7 +23,6 @@ class TestPromptsSpillOver:
         )
 
     def test_the_threshold_itself_is_within(self) -> None:
-        """A queue exactly at the threshold is within it: 84 and 16 are 100."""
         workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
 
@@ -82,7 +81,6 @@ class TestTokensSpillOver:
     FULL = worker_member("t", free=1)
 
     def test_the_mixed_pool_comes_first(self) -> None:
-        """A mixed worker receives the KV like a token worker."""
         workers = [prompt_worker("p"), self.FULL, mixed_worker("m", owed=900)]
         assert chosen(*workers) == ("p", "m", PlacedBy.MIXED_POOL)
 

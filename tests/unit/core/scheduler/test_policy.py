@@ -25,6 +25,5 @@ from spotwise.core.scheduler.policy import PoolPolicy
     ],
 )
 def test_what_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
-    """A setting out of range is refused by its name."""
     with pytest.raises(ValueError, match=next(iter(wrong))):
         PoolPolicy(**wrong)

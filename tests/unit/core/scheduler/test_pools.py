@@ -30,7 +30,6 @@ class TestGroups:
     """One place a worker, and it follows what the worker holds."""
 
     def test_every_worker_is_grouped_by_home_pool_and_work(self) -> None:
-        """A worker's pool follows from its home pool and its off-pool work."""
         pools = pools_of(
             worker_member("p", Pool.PROMPT),
             worker_member("pd", Pool.PROMPT, decoding=1),
@@ -55,7 +54,6 @@ class TestGroups:
         assert pools.group_of("t") == TOKEN_ON_POOL
 
     def test_a_new_home_pool_is_the_one_the_worker_reports(self) -> None:
-        """A home pool changes only by the worker's report."""
         pools = pools_of(worker_member("w"))
         pools.reported(worker_member("w", Pool.PROMPT), "s", 1000.0)
         assert pools.group_of("w") == PROMPT_ON_POOL
@@ -71,7 +69,6 @@ class TestGroups:
         assert (pools.group_of("t"), pools.ready) == (None, 0)
 
     def test_a_lost_worker_is_forgotten(self) -> None:
-        """Work that was intended for a lost worker is no longer counted."""
         pools = pools_of(worker_member("t"))
         pools.intend("t", "r", 10)
         pools.lose("t")
@@ -79,7 +76,6 @@ class TestGroups:
         assert (list(pools), pools.ready, "t" in pools) == ([], 0, False)
 
     def test_members_are_listed_by_id(self) -> None:
-        """Members of several groups are listed by id."""
         pools = pools_of(
             worker_member("c", prompts_in_place=1), worker_member("b"), worker_member("a", Pool.PROMPT, decoding=1)
         )
@@ -99,7 +95,6 @@ class TestQuestions:
         assert [view.id for view in pools.first_of(Queue.BOTH, groups, ANY)] == ["t1", "m"]
 
     def test_room_anywhere(self) -> None:
-        """Free memory in any group counts."""
         for pool in Pool:
             pools = pools_of(worker_member("w", pool, free=1))
             assert pools.have_capacity(Need(15, 1, reserves=True))

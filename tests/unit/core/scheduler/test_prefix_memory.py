@@ -23,7 +23,6 @@ def test_the_longest_common_prefix_is_returned() -> None:
 
 
 def test_each_holder_is_named_with_its_most() -> None:
-    """Each holder is listed with its longest prefix, the longest first."""
     memory = PrefixMemory(100)
     memory.sent((1,), "a", 1)
     memory.sent((1, 2), "b", 1)

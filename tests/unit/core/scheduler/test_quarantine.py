@@ -28,7 +28,6 @@ def test_one_failure_is_no_bad_pair() -> None:
 
 
 def test_a_success_in_between_clears_a_pair() -> None:
-    """A success clears a pair if its request was placed after the failure."""
     quarantine = Quarantine()
     quarantine.failed(BAD, 100.0)
     quarantine.succeeded(BAD, placed_s=99.0)
@@ -76,7 +75,6 @@ def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
 
 
 def test_a_trial_that_goes_well_ends_it() -> None:
-    """The next failure is the first one."""
     quarantine = resting()
     now = 100.0 + FIRST_S
     quarantine.tried(BAD, now)

@@ -54,7 +54,6 @@ def test_a_token_worker_that_computed_prompts_for_most_of_a_window_becomes_a_pro
 
 
 def test_a_prompt_worker_that_decoded_for_most_of_a_window_becomes_a_token_worker() -> None:
-    """A prompt worker that decoded for most of a window becomes a token worker."""
     busy = worker_member("p1", Pool.PROMPT, decoding=3)
     assert Watch(P1, P2, T1).window(busy, P1, 9, (Pool.TOKEN,)) == ChangeHomePool("p1", Pool.TOKEN)
 
@@ -72,7 +71,6 @@ def test_the_last_of_a_pool_stays() -> None:
 
 
 def test_a_pool_that_is_short_itself_gives_no_worker_away() -> None:
-    """Short for more than a fifth of the requests."""
     both, prompt = (Pool.PROMPT, Pool.TOKEN), (Pool.PROMPT,)
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 3) is None
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, both, *[prompt] * 4) == ChangeHomePool("t1", Pool.PROMPT)
@@ -93,7 +91,6 @@ def test_one_worker_a_window() -> None:
 
 
 def test_of_two_that_were_away_alike_the_smaller_id_goes() -> None:
-    """Of two with equal off-pool time the smaller id changes its home pool."""
     watch = Watch(P1, T2, T1, worker_member("t3"))
     watch.observe(BUSY_T2)
     assert watch.window(BUSY_T1, BUSY_T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
@@ -108,6 +105,5 @@ def test_the_next_change_waits_until_the_last_worker_has_settled() -> None:
 
 
 def test_without_a_window_homes_stay() -> None:
-    """Without a window home pools never change."""
     policy = PoolPolicy(repurpose_window_s=None)
     assert Watch(P1, T1, T2, policy=policy).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) is None

@@ -80,7 +80,6 @@ def test_when_only_others_are_left_the_request_is_rejected() -> None:
 
 
 def test_a_worker_that_comes_back_with_other_weights_loses_its_place() -> None:
-    """The id is known, its new process is another model."""
     bench = SchedulerBench(worker("t", "A"), worker("u", "A"))
     bench.feed(worker("t", "B", 2))
     assert {bench.placements(submission(name))[0][1] for name in "abc"} == {"u"}

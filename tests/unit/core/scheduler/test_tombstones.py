@@ -15,7 +15,6 @@ def test_attempts_up_to_the_closed_one_are_covered() -> None:
 
 
 def test_a_tombstone_has_its_time() -> None:
-    """A tombstone's time runs from the last closing."""
     closed = Tombstones()
     closed.add("r", 1, 0.0)
     closed.add("s", 1, 30.0)
@@ -26,7 +25,6 @@ def test_a_tombstone_has_its_time() -> None:
 
 
 def test_there_are_only_so_many() -> None:
-    """Over the limit the oldest tombstones are dropped first."""
     closed = Tombstones()
     for number in range(CAPACITY + 10):
         closed.add(f"r{number}", 1, 0.0)

@@ -21,7 +21,6 @@ class TestCounts:
     """A queue is the last report plus what was assigned since."""
 
     def test_assignments_count_until_a_report_includes_them(self) -> None:
-        """Assignments are matched with reports by number, for this scheduler alone."""
         view = WorkerView(worker_member("w", blocks=50, free=40, pending=7, owed=9))
         view.assign(Assignment(3, SENT_S, prompt_tokens=10))
         view.assign(Assignment(4, SENT_S, remaining_tokens=20, kv_blocks=5))
@@ -74,7 +73,6 @@ class TestCounts:
         assert view.pending_prompt_tokens == 5
 
     def test_reservations_under_way_count_as_sequences_that_decode(self) -> None:
-        """Pending reservations count as decoding sequences, which they will be."""
         view = WorkerView(worker_member("w", decoding=2))
         view.assign(Assignment(1, SENT_S, remaining_tokens=20, kv_blocks=5))
         assert view.decoding == 3
@@ -117,7 +115,6 @@ class TestPool:
         assert not view.is_off_pool
 
     def test_a_prompt_worker_is_in_it_from_the_moment_that_tokens_are_owed_there(self) -> None:
-        """Prompts for others are its own work."""
         view = WorkerView(worker_member("w", Pool.PROMPT))
         view.intend("r", 10)
         view.assign(Assignment(1, SENT_S, prompt_tokens=10))

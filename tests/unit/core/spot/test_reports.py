@@ -59,7 +59,6 @@ def test_a_withdrawal_is_repeated_for_a_minute_and_replaces_the_notice(watching:
 
 
 def test_a_sign_that_is_active_again_ends_the_repeats_of_its_withdrawal(watching: Watching) -> None:
-    """The event's last report is the one that repeats."""
     watching.answer(notice(DEADLINE_S))
     watching.answer()
     watching.answer(notice(DEADLINE_S))
@@ -67,7 +66,6 @@ def test_a_sign_that_is_active_again_ends_the_repeats_of_its_withdrawal(watching
 
 
 def test_a_loss_is_repeated_for_a_minute(watching: Watching) -> None:
-    """The watcher that reported the loss repeats it, with the lost worker's id."""
     watching.beat_itself()
     watching.feed(worker("a", incarnation=2))
     [loss] = reports(watching.given)

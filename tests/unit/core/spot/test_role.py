@@ -121,7 +121,6 @@ def test_a_sign_that_is_withdrawn_is_reported_and_the_next_is_a_new_one(watching
 
 
 def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None:
-    """The worker's earlier deadline is kept, and it receives nothing more."""
     watching.start(worker("a"))
     watching.answer(notice(DEADLINE_S), notice(DEADLINE_S - 10, "f"))
     watching.feed(draining(worker("a")))
@@ -133,7 +132,6 @@ def test_one_of_two_signs_withdrawn_leaves_the_other(watching: Watching) -> None
 
 
 def test_nothing_is_polled_without_a_cloud(watching: Watching) -> None:
-    """The watcher serves operators all the same."""
     watching.feed(worker("w"))
     watching.feed(DRAIN)
     watching.feed(Tick(), 10.0)
@@ -168,7 +166,6 @@ def test_a_thousand_failures_are_no_overflow() -> None:
 
 
 def test_a_problem_and_its_end_are_reported_once(watching: Watching) -> None:
-    """A problem is logged once, and so are its end and another problem."""
     watching.start()
     for problem in (None, "a", "a", "b", "b", None, None):
         watching.answer(problem=problem)
@@ -189,7 +186,6 @@ WAITING = notice(DEADLINE_S, acknowledgeable=True)
 
 
 def test_the_event_is_acknowledged_when_the_last_worker_has_left(watching: Watching) -> None:
-    """An event is acknowledged once, as soon as the last worker has left."""
     a, b = worker("a"), worker("b")
     watching.start(a, b)
     watching.answer(WAITING)
@@ -226,7 +222,6 @@ def test_a_machine_without_a_noticed_worker_is_not_given_back(watching: Watching
 
 
 def test_an_old_incarnations_goodbye_is_not_the_new_ones(watching: Watching) -> None:
-    """A late goodbye of an earlier incarnation is ignored."""
     watching.start(worker("a"))
     watching.answer(WAITING)
     watching.feed(worker("a", incarnation=2))
@@ -260,7 +255,6 @@ def test_an_event_that_was_withdrawn_is_acknowledged_anew(watching: Watching) ->
 
 @pytest.mark.parametrize("acknowledge", [True, False])
 def test_without_acknowledgement_the_machine_is_kept_to_its_deadline(acknowledge: bool) -> None:
-    """Events are acknowledged only if configured, and only those that accept an acknowledgement."""
     watching = Watching(acknowledge=acknowledge)
     watching.start(worker("a"))
     watching.answer(WAITING, notice(DEADLINE_S, "f"))
@@ -291,7 +285,6 @@ def test_a_worker_that_is_lost_without_a_word_is_reported_with_that_time(watchin
 
 
 def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
-    """A restarted worker has lost what its earlier incarnation held."""
     watching.beat_itself()
     watching.feed(worker("a"))
     watching.feed(worker("a", incarnation=2))
@@ -299,7 +292,6 @@ def test_a_worker_that_was_restarted_was_lost(watching: Watching) -> None:
 
 
 def test_one_watcher_speaks_for_all() -> None:
-    """The first of the live watchers by id reports for all."""
     first, second = Watching("watcher-0"), Watching("watcher-1")
     for watching in (first, second):
         for other in ("watcher-0", "watcher-1"):
@@ -333,14 +325,12 @@ def test_members_that_are_no_workers_are_not_reported(watching: Watching) -> Non
 
 
 def test_an_operators_drain_is_a_notice_to_that_worker(watching: Watching) -> None:
-    """An operator's drain is published as ordered, for any worker, each time."""
     watching.feed(worker("w", "machine-9"))
     for _ in range(2):
         assert watching.feed(DRAIN) == [c.PublishNotice(DRAIN), c.AnswerOperator(DrainReply(True, ""))]
 
 
 def test_an_unknown_worker_is_reported_as_unknown(watching: Watching) -> None:
-    """The error for an unknown worker lists the known ones."""
     assert watching.feed(DRAIN) == [c.AnswerOperator(DrainReply(False, "no worker or device w; there are: none"))]
     watching.feed(worker("b"))
     watching.feed(worker("a"))
@@ -398,7 +388,6 @@ def test_a_machine_that_has_only_a_device_of_a_group_is_reported_with_it(watchin
 
 
 def test_a_notice_of_a_devices_machine_moves_forward_and_is_withdrawn(watching: Watching) -> None:
-    """As that of a worker's."""
     watching.start(device("d1"))
     watching.answer(notice(DEADLINE_S))
     assert notices(watching.answer(notice(DEADLINE_S - 60.0))) == [("d1", DEADLINE_S - 60.0)]
@@ -408,13 +397,11 @@ def test_a_notice_of_a_devices_machine_moves_forward_and_is_withdrawn(watching: 
 
 
 def test_a_worker_that_is_a_group_leaves_its_devices_on_other_machines_behind(watching: Watching) -> None:
-    """Those of this machine have notices of their own."""
     watching.start(device("d0"), worker("w"))
     assert all(each.notice.devices_stay for each in of(watching.answer(notice(DEADLINE_S)), c.PublishNotice))
 
 
 def test_a_device_that_is_lost_is_reported_and_one_can_be_drained(watching: Watching) -> None:
-    """By its id, as a worker."""
     watching.start(device("d1"))
     watching.beat_itself()
     watching.feed(Drain("d1", DEADLINE_S))

@@ -18,7 +18,6 @@ def seen(
 
 
 def test_a_deadline_that_is_named_is_the_clouds() -> None:
-    """The cloud's deadline is kept, also one in the past."""
     assert seen(ActiveSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
 
 
@@ -70,7 +69,6 @@ def test_an_answer_in_part_brings_what_it_holds() -> None:
 
 @pytest.mark.parametrize("again", [1, 2])
 def test_a_sign_repeated_in_an_answer_is_one(again: int) -> None:
-    """A sign repeated in an answer counts once, with the earliest deadline."""
     standing = ActiveSigns()
     signs = [Sign("a", "r", 1100.0), *[Sign("a", "r", 1050.0)] * again]
     assert seen(standing, *signs) == [("a", 1050.0)]

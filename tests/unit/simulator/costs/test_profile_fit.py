@@ -111,7 +111,6 @@ def test_attention_costs_what_the_machine_allows_at_least() -> None:
 
 
 def test_a_table_that_would_fall_is_levelled() -> None:
-    """A measurement that is faster than a smaller one is pooled with it."""
     rows = [row(128, 1, 0.06, 0.03), row(256, 1, 0.05, 0.03), row(512, 1, 0.07, 0.03), row(512, 2, 0.08, 0.02)]
     cost = fit_honest(rows, BLOOM_176B, FAST)
     assert cost.prompt.seconds == pytest.approx((0.055, 0.055, 0.07, 0.08))
@@ -155,7 +154,6 @@ def test_errors_are_those_of_rows_that_a_fit_has_not_seen() -> None:
 
 
 def test_what_a_fit_predicts_of_a_row_is_its_batch() -> None:
-    """Prompts of all requests, and an iteration in the middle of their answers."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     own = row(512, 8, 0.0001, 0.0001)
     assert predicted(cost, own) == pytest.approx((prompt_s(512, 8), token_s(8, 8 * 576)))

@@ -100,7 +100,6 @@ def test_llamas_small_prompts_take_longer_on_an_h100() -> None:
     [((1,), (1.0,)), ((1, 2), (1.0,)), ((2, 1), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (0.0, 1.0))],
 )
 def test_a_table_without_an_order_is_refused(at: tuple[float, ...], seconds: tuple[float, ...]) -> None:
-    """A table has positive seconds at two ascending arguments at least."""
     with pytest.raises(ValueError, match="a table"):
         InterpolatedTable(at, seconds)
 

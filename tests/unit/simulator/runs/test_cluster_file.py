@@ -96,7 +96,6 @@ def test_machines_of_all_origins_are_in_one_file(folder: Path) -> None:
 
 
 def test_objectives_policies_priorities_and_events_are_in_it(folder: Path) -> None:
-    """Bounds of slowdowns against a machine by its name, and of seconds."""
     text = (
         RIGHT
         + RECORDED.replace("count = 1", "count = 3")
@@ -137,7 +136,6 @@ notice_s = 10
 
 
 def test_a_recording_says_when_machines_are_there(folder: Path) -> None:
-    """How many at the start, and how they come and go."""
     text = RIGHT + RECORDED.replace("count = 1", 'spot_trace = "nodes.csv"\nnotice_s = 15')
     scenario = read_cluster(write(folder, text))
     assert [group.count for group in scenario.cluster.groups] == [2, 1]
@@ -209,7 +207,6 @@ def test_a_recording_says_when_machines_are_there(folder: Path) -> None:
     ],
 )
 def test_what_is_wrong_with_a_file_is_named(folder: Path, text: str, message: str) -> None:
-    """The file and the key, and what to write."""
     path = write(folder, text)
     with pytest.raises(ClusterFileError, match=f"{path}.*{message}"):
         read_cluster(path)

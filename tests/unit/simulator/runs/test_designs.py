@@ -21,7 +21,6 @@ class TestDesigns:
     """The machines of a design."""
 
     def test_a_split_cluster_has_both_pools(self) -> None:
-        """A split cluster has its prompt machines first, then its token machines."""
         cluster = SPLITWISE_HA.cluster(Split(2, 1))
         assert [(group.kind.name, group.count, group.pool) for group in cluster.groups] == [
             ("dgx-h100", 2, Pool.PROMPT),
@@ -39,7 +38,6 @@ class TestDesigns:
 
     @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
     def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:
-        """A baseline has no token machines, a split design has some."""
         with pytest.raises(ValueError, match="cannot be split"):
             design.cluster(split)
 
@@ -62,6 +60,5 @@ class TestDesigns:
             assert DESIGNS[name].price_per_hour(split) == pytest.approx(budget, rel=0.03)
 
     def test_a_capped_machine_costs_as_much_and_draws_less(self) -> None:
-        """A capped machine costs as much as an uncapped one and draws less power."""
         assert SPLITWISE_HHCAP.price_per_hour(Split(1, 1)) == BASELINE_H100.price_per_hour(Split(2))
         assert SPLITWISE_HHCAP.power(Split(1, 1)) == pytest.approx((44 + 30.8) / 24.8)

@@ -73,7 +73,6 @@ def test_a_request_that_has_a_machine_to_itself_is_not_slowed_down() -> None:
 
 
 def test_chunks_bound_what_an_iteration_computes() -> None:
-    """No iteration of a baseline with chunked prefill has more tokens."""
     case = Case(BASELINE_H100.cluster(Split(2)), ClusterWorkload("code"), 3.0, 10.0)
     run = simulate(replace(case, policy=ServingPolicy(chunk_tokens=512)))
     assert run.case.label == "Baseline-H100 (2, chunks of 512)"

@@ -44,14 +44,12 @@ def test_equal_values_are_certain(value: float, count: int) -> None:
 
 @given(st.integers(2, 30))
 def test_more_seeds_narrow_the_interval(count: int) -> None:
-    """Of values as far apart."""
     narrow, wide = mean_interval([0.0, 1.0] * (count + 1)), mean_interval([0.0, 1.0] * count)
     assert narrow.half_width is not None and wide.half_width is not None
     assert narrow.half_width < wide.half_width
 
 
 def test_figures_are_means_of_the_runs_that_all_have_them() -> None:
-    """A figure that one run lacks has no mean."""
     means = SeedMeans((run(1, 0.1), run(2, 0.3, holds=False)))
     assert (means.holding, means.broken) == (1, ["ttft p50"])
     assert means.latency_s("ttft", "mean") == approximately(0.2, 12.706 * 0.1)

@@ -76,7 +76,6 @@ def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
-    """The stored result is complete, for any process."""
     run, path = Counting(), tmp_path / "runs"
     first = KeptRuns(path, run, RunSummary)(case)
     forget()
@@ -126,7 +125,6 @@ def test_all_that_a_run_depends_on_is_a_case_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    """A truncated line is skipped, and the other lines are read."""
     run, path = Counting(), tmp_path / "runs"
     KeptRuns(path, run, RunSummary)(CODE)
     whole = path.read_bytes()

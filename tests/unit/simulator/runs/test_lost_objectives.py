@@ -33,7 +33,6 @@ def is_lost(slowdowns: list[float], requests: int) -> bool:
 
 @given(slowdowns=SLOWDOWNS)
 def test_all_requests_lose_an_objective_where_their_percentile_is_beyond_it(slowdowns: list[float]) -> None:
-    """Exactly there, by the percentiles that the verdict is made of."""
     seen = Percentiles()
     for slowdown in slowdowns:
         seen.add(slowdown)

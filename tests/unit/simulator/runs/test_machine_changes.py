@@ -128,7 +128,6 @@ def test_prompts_begin_again_where_their_machine_failed() -> None:
 
 
 def test_machines_that_join_serve() -> None:
-    """They take load off the others, for as long as they stay."""
     changes = MachineChange(2.0, JOIN, 2), MachineChange(3.0, JOIN, 1, for_s=5.0, notice_s=2.0)
     steady, joined = run(rate=60.0), run(*changes, rate=60.0)
     assert (joined.completed, joined.failed, joined.joined, joined.left) == (steady.completed, 0, 3, 1)

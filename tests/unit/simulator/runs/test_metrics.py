@@ -48,7 +48,6 @@ def test_a_single_token_has_no_time_between_tokens() -> None:
 
 
 def test_objectives_hold_when_all_nine_do() -> None:
-    """The first that breaks is named."""
     run = metrics()
     for _ in range(98):
         run.request_completed(completed(1.0, 10.0))
@@ -68,7 +67,6 @@ def test_a_bound_that_is_reached_is_broken() -> None:
 
 
 def test_a_request_without_answer_breaks_the_objectives() -> None:
-    """A failed request breaks the objectives, however fast the others are."""
     run = metrics()
     run.request_completed(completed(1.0, 10.0))
     run.request_failed(Arrival(6.0, 10, 10), "queue full")

@@ -105,7 +105,6 @@ def small(kind: OwnMachine, host_memory_bytes: int = 0) -> OwnMachine:
 
 
 def test_a_machine_without_host_memory_recomputes_where_others_swap() -> None:
-    """And where no machine has any, the policy is refused."""
     policy = ServingPolicy(scheduling=Scheduling.MLFQ, when_full=WhenFull.REACTIVE)
     conv = ClusterWorkload("conv")
     host = small(FAST, host_memory_bytes=1 << 30)

@@ -48,7 +48,6 @@ def test_what_breaks_a_run_ends_them_all(jobs: int) -> None:
 
 
 def test_a_run_that_two_searches_want_happens_once() -> None:
-    """Two searches for the same run share one simulation."""
     oracle = Oracle(lambda of: (of.rate or 0.0) <= 90.0)
     searches = {name: limit_of(case(), Grid(), (1,)) for name in ("one", "other")}
     one, other = drive(searches, 1, run=oracle.run).values()
@@ -58,7 +57,6 @@ def test_a_run_that_two_searches_want_happens_once() -> None:
 
 @pytest.mark.parametrize("jobs", [1, 2])
 def test_a_repeated_case_of_a_search_is_known(jobs: int) -> None:
-    """The repeated run is answered from the first, and the search continues."""
     finished: list[Case] = []
     results = drive({"": again(case(), 3)}, jobs, holds_up_to_90, lambda run: finished.append(run.case))
     assert results == {"": [case()] * 3}

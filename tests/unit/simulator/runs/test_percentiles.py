@@ -46,7 +46,6 @@ def test_percentiles_stay_within_what_was_seen() -> None:
 
 @pytest.mark.parametrize("exact_entries", [1, 1000])
 def test_a_value_may_count_many_times(exact_entries: int) -> None:
-    """Adding a value with a count equals adding it so many times."""
     percentiles = Percentiles(exact_entries)
     for value, count in ((1.0, 98), (10.0, 1), (20.0, 1)):
         percentiles.add(value, count)

@@ -65,7 +65,6 @@ def test_batch_sizes_have_a_line_for_each_pool() -> None:
 
 
 def test_bars_have_a_panel_for_each_figure() -> None:
-    """Each figure has a panel with a bar for each design."""
     figures = {"throughput": {"Splitwise-HH": 1.2, "Baseline-H100": 1.0}, "cost": {"Splitwise-HH": 0.9}}
     throughput, cost = plot_bars(figures, "equal power").axes
     assert [bar.get_height() for bar in throughput.patches] == [1.2, 1.0]  # type: ignore[attr-defined]

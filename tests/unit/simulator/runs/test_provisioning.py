@@ -38,14 +38,12 @@ def test_the_cheapest_split_that_holds_is_found(prompts: int, tokens: int, objec
 
 
 def test_a_baseline_has_one_kind_of_machine() -> None:
-    """For a baseline the search finds the fewest machines that meet the objectives."""
     oracle = Oracle(lambda each: each.split.prompt >= 13)
     search = cheapest_split(case("Baseline-A100"), BASELINE_A100, Objective.COST, (0,), Split(40))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(13)
 
 
 def test_a_rate_that_no_split_serves_has_no_answer() -> None:
-    """A rate that no split serves has no answer."""
     oracle = Oracle(lambda each: False)
     found = drive({"": cheapest_split(case(), SPLITWISE_HH, Objective.POWER, (0,), Split(8, 8))}, 1, run=oracle.run)[""]
     assert found.split is None
@@ -54,7 +52,6 @@ def test_a_rate_that_no_split_serves_has_no_answer() -> None:
 
 
 def test_every_seed_must_hold() -> None:
-    """A split that fails for one of them is none."""
     oracle = Oracle(lambda each: each.split.prompt >= (10 if each.seed == 2 else 5))
     search = cheapest_split(case("Baseline-H100"), BASELINE_H100, Objective.MACHINES, (1, 2), Split(30))
     assert drive({"": search}, 1, run=oracle.run)[""].split == Split(10)

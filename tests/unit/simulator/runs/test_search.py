@@ -26,7 +26,6 @@ def test_the_last_rate_that_holds_is_found(last_step: int, guess: int, highest: 
 
 
 def test_each_seed_has_a_limit_of_its_own() -> None:
-    """The mean and how far it can be trusted come from these."""
     limits = {1: 50.0, 2: 60.0, 3: 70.0}
     oracle = Oracle(lambda of: of.rate is not None and of.rate <= limits[of.seed])
     limit = drive({"": limit_of(case(), Grid(), (1, 2, 3))}, 1, run=oracle.run)[""]

@@ -42,7 +42,6 @@ def test_queues_of_mlfq_are_of_the_machines_own_iterations() -> None:
 
 
 def test_zero_is_never() -> None:
-    """No stall is bounded, and no machine changes its pool."""
     policy = ServingPolicy(max_stall_s=0.0, repurpose_window_s=0.0, decode_queue=DecodeQueue.SEQUENCES)
     assert policy.workers(COST).max_stall_s is None
     assert policy.pools(PoolPolicy()) == PoolPolicy(repurpose_window_s=None, decode_queue=DecodeQueue.SEQUENCES)
@@ -61,13 +60,11 @@ def test_zero_is_never() -> None:
     ],
 )
 def test_what_is_wrong_is_refused_at_once(changes: dict[str, Any], message: str) -> None:
-    """Before any machine is simulated."""
     with pytest.raises(ValueError, match=message):
         replace(USUAL_POLICY, **changes)
 
 
 def test_a_policy_survives_json() -> None:
-    """Runs are kept by it."""
     policy = ServingPolicy(
         scheduling=Scheduling.MLFQ, when_full=WhenFull.PROACTIVE, starve_limit_s=0.0, chunk_tokens=512
     )

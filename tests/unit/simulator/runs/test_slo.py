@@ -30,7 +30,6 @@ def test_a_request_alone_takes_its_prompt_and_its_decodes() -> None:
 
 
 def test_a_single_token_has_no_time_between_tokens() -> None:
-    """A request of one token ends with its first token."""
     alone = AloneOn(COST).latencies(Arrival(0.0, 100, 1))
     assert alone.tbt_s is None
     assert alone.e2e_s == alone.ttft_s

@@ -18,7 +18,6 @@ from tests.unit.simulator.runs.summaries import case, summary
 
 @pytest.mark.parametrize(("mean_s", "steady"), [(0.5, True), (2.0, True), (2.1, False), (None, False)])
 def test_latency_is_a_small_part_of_a_steady_run(mean_s: float | None, steady: bool) -> None:
-    """A tenth of the time in which requests arrive, at most."""
     assert is_steady(mean_s, 20.0) is steady
 
 

@@ -68,7 +68,6 @@ def test_a_trace_is_read_as_far_as_it_is_used(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """The error has the line's number and what is wrong."""
     with pytest.raises(TraceError, match=why):
         list(trace_arrivals(write(tmp_path, text)))
 
@@ -110,7 +109,6 @@ def test_poisson_arrivals_come_at_their_rate() -> None:
 
 
 def test_another_rate_brings_the_same_requests() -> None:
-    """Another rate only stretches the arrival times, with the same requests."""
     slow = list(poisson_arrivals(SIZES, 50.0, 200.0, seed=3))
     fast = list(poisson_arrivals(SIZES, 100.0, 100.0, seed=3))
     assert [(a.prompt_tokens, a.output_tokens) for a in slow] == [(a.prompt_tokens, a.output_tokens) for a in fast]
@@ -118,7 +116,6 @@ def test_another_rate_brings_the_same_requests() -> None:
 
 
 def test_another_seed_brings_other_requests() -> None:
-    """Equal seeds draw equal requests, and another seed draws others."""
     first, again, other = (list(poisson_arrivals(SIZES, 5.0, 20.0, seed)) for seed in (1, 1, 2))
     assert first == again
     assert first != other

@@ -32,7 +32,6 @@ def test_a_traces_own_arrivals_keep_their_times(trace: Path) -> None:
 
 
 def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
-    """The gaps keep their proportions, so bursts stay bursts."""
     own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert mean_rate(trace) == 0.5
     assert list(own.arrivals(1.0, None, seed=0)) == [
@@ -51,7 +50,6 @@ def test_random_arrivals_have_the_sizes_of_the_trace(trace: Path) -> None:
 
 
 def test_without_a_file_sizes_have_the_published_percentiles() -> None:
-    """Without a trace file the sizes have the workload's published percentiles."""
     outputs = sorted(arrival.output_tokens for arrival in ClusterWorkload("code").arrivals(100.0, 50.0, seed=0))
     assert outputs[len(outputs) // 2] == pytest.approx(13, abs=1)
 
@@ -70,7 +68,6 @@ def test_arrivals_can_be_drawn_as_the_published_runs_were(trace: Path) -> None:
 
 
 def test_an_impossible_workload_is_refused(tmp_path: Path) -> None:
-    """Before a world is made for it."""
     with pytest.raises(ValueError, match="no workload 'poems'"):
         ClusterWorkload("poems")
     with pytest.raises(ValueError, match="need the path"):

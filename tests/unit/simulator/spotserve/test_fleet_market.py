@@ -17,7 +17,9 @@ from spotwise.simulator.spotserve.serving import serve
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 from tests.unit.simulator.spotserve.market_worlds import run, terms
 
+#: For the load below, and longer than it takes.
 STAYS = tiny.trace((0.0, "add", "a b c d"), end_s=400.0)
+SHORT = tiny.trace((0.0, "add", "a b c d"), end_s=120.0)
 #: Without spares, any latency is fast enough, and what is too much goes after 20 s.
 SPARING = FleetPolicy(spare_instances=0, latency_target_s=1e6, hold_s=20.0, release_notice_s=30.0)
 
@@ -28,24 +30,27 @@ def most_at_once(lives: Sequence[PaidLife]) -> int:
     return max(counts, default=0)
 
 
-def test_a_light_load_has_one_instance_and_a_heavy_one_more() -> None:
+@pytest.fixture(scope="module")
+def heavy() -> SpotOutcome:
+    """What became of a burst of 3,000 requests."""
+    return serve(run(STAYS, [20.0 + n / 30 for n in range(3000)], terms(SPARING)))
+
+
+def test_a_light_load_has_one_instance_and_a_heavy_one_more(heavy: SpotOutcome) -> None:
     """Instances are bought as the load asks for them, and given back when it has gone; the bill is their time."""
-    light = serve(run(STAYS, [20.0 + 10 * n for n in range(10)], terms(SPARING)))
+    light = serve(run(SHORT, [20.0 + 10 * n for n in range(10)], terms(SPARING)))
     assert (most_at_once(light.lives), len(light.lives)) == (1, 1)
     assert light.spent == pytest.approx(light.ended_s * 0.01)
-    burst = [20.0 + n / 30 for n in range(3000)]
-    heavy = serve(run(STAYS, burst, terms(SPARING)))
     assert most_at_once(heavy.lives) > 1 and not heavy.unfinished
     assert sum(life.to_s == heavy.ended_s for life in heavy.lives) == 1  # the others were given back
     assert heavy.spent == pytest.approx(sum(life.seconds() for life in heavy.lives) * 0.01)
     assert len(heavy.requests) == 3000
 
 
-def test_a_queue_is_load_after_its_last_arrival() -> None:
+def test_a_queue_is_load_after_its_last_arrival(heavy: SpotOutcome) -> None:
     """What was bought for a burst is not given back while requests still wait for their first token."""
-    outcome = serve(run(STAYS, [20.0 + n / 30 for n in range(3000)], terms(SPARING)))
-    first_back_s = min(life.to_s for life in outcome.lives if life.to_s < outcome.ended_s)
-    waiting = sum(each.finished_s > first_back_s + 10 for each in outcome.requests)
+    first_back_s = min(life.to_s for life in heavy.lives if life.to_s < heavy.ended_s)
+    waiting = sum(each.finished_s > first_back_s + 10 for each in heavy.requests)
     assert first_back_s > 120.0 + SPARING.hold_s and waiting < 100
 
 
@@ -71,35 +76,36 @@ def test_without_spot_instances_on_demand_ones_serve() -> None:
 @pytest.mark.parametrize("limit", [None, 0])
 def test_purchases_that_never_come_end_the_run_with_a_report(limit: int | None) -> None:
     """The only node leaves for good, or nothing may be bought: the market advances four times a second, but not for a year."""
-    trace = tiny.trace((0.0, "add", "a"), (60.0, "remove", "a"), end_s=300.0)
-    outcome = serve(run(trace, [200.0], terms(SPARING, limit=limit), drain_s=3e7))
+    trace = tiny.trace((0.0, "add", "a"), (60.0, "remove", "a"), end_s=100.0)
+    outcome = serve(run(trace, [80.0], terms(SPARING, limit=limit), drain_s=3e7))
     assert (len(outcome.unfinished), outcome.why_unfinished) == (1, "no instance is left")
-    assert outcome.ended_s == 300.0 + STALL_S
+    assert outcome.ended_s == 100.0 + STALL_S
 
 
 def test_a_budget_and_the_limit_bound_what_is_held() -> None:
-    burst = [20.0 + n / 30 for n in range(2000)]
+    burst = [20.0 + n / 30 for n in range(600)]
     bounded = FleetPolicy(spare_instances=0, latency_target_s=1e6, budget_per_h=72.0)
-    assert most_at_once(serve(run(STAYS, burst, terms(bounded))).lives) <= 2
-    assert most_at_once(serve(run(STAYS, burst, terms(SPARING, limit=1))).lives) == 1
+    most = [most_at_once(serve(run(SHORT, burst, market)).lives) for market in (terms(SPARING), terms(bounded))]
+    assert most == [4, 2]
+    assert most_at_once(serve(run(SHORT, burst, terms(SPARING, limit=1))).lives) == 1
 
 
 def test_a_system_that_chooses_nothing_cannot_buy() -> None:
     with pytest.raises(ValueError, match="rerouting chooses no configurations"):
-        run(STAYS, [20.0], terms(SPARING), system="rerouting")
-    assert len(serve(run(STAYS, [20.0, 30.0], terms(SPARING), system="restart")).requests) == 2
+        run(SHORT, [20.0], terms(SPARING), system="rerouting")
+    assert len(serve(run(SHORT, [20.0, 30.0], terms(SPARING), system="restart")).requests) == 2
 
 
 @st.composite
 def traces(draw: st.DrawFn) -> SpotTrace:
-    """Up to five stays of nodes within 300 s, with a notice or without."""
+    """Up to five stays of nodes within 120 s, with a notice or without."""
     events: list[tuple[float, str, str]] = []
     for number in range(draw(st.integers(1, 5))):
-        begins_s = draw(st.integers(0, 200))
+        begins_s = draw(st.integers(0, 80))
         events.append((float(begins_s), "add", f"n{number}"))
         if draw(st.booleans()):
-            events.append((float(begins_s + draw(st.integers(5, 120))), "remove", f"n{number}"))
-    return tiny.trace(*sorted(events), end_s=400.0)
+            events.append((float(begins_s + draw(st.integers(5, 60))), "remove", f"n{number}"))
+    return tiny.trace(*sorted(events), end_s=160.0)
 
 
 @given(traces(), st.integers(0, 1), st.sampled_from([1, 3]), st.integers(1, 40))
@@ -108,7 +114,7 @@ def test_laws_of_any_trace(trace: SpotTrace, on_demand: int, limit: int, request
     """A spot instance lives within a stay of its node, alone; no more than the limit are held; each request is answered once,
     or open at the bound; the same run gives the same outcome.
     """
-    times_s = [5.0 + 300.0 * n / requests for n in range(requests)]
+    times_s = [5.0 + 120.0 * n / requests for n in range(requests)]
     market = terms(SPARING, on_demand=on_demand, limit=limit)
     first, second = (serve(run(trace, times_s, market)) for _ in range(2))
     assert figures(first) == figures(second)

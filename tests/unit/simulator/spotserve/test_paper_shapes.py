@@ -14,6 +14,5 @@ from spotwise.simulator.spotserve.paper_shapes import PAPER_SHAPES
     ids=[each.name for each in PAPER_SHAPES],
 )
 def test_shapes_have_as_many_weights_as_their_names_state(shape: ModelShape, billions: float) -> None:
-    """Each model's shape has as many single-precision weights as its name states."""
     assert f"{billions:g}B" in shape.name
     assert shape.weight_bytes / 4 / 1e9 == pytest.approx(billions, rel=0.06)

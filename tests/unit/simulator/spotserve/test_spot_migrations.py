@@ -72,7 +72,6 @@ class TestLosses:
         assert not [each for each in result.requests if 20.6 < each.finished_s < served_s]
 
     def test_what_was_there_before_the_loss_is_kept(self) -> None:
-        """Once all has moved from the lost machines, no change waits for them."""
         events = (0.0, "add", "a b"), (20.0, "add", "c d")
         change = slowly(*events).changes[1]
         result = slowly(*events, (change.time_s + change.pause_s + 0.5, "remove", "a b"))

@@ -38,12 +38,10 @@ class TestStudies:
     """The studies and their points."""
 
     def test_names_are_of_one_study_each(self) -> None:
-        """Studies have distinct names, which are also their file names."""
         names = [study.name for study in studies(JobScope())]
         assert len(names) == len(set(names))
 
     def test_what_is_compared_is_given_the_same_jobs(self) -> None:
-        """At each value all lines have the same sizes, rates, CV and seeds."""
         for study in studies(JobScope()):
             for value in {point.place for point in study.points}:
                 jobs = {
@@ -54,7 +52,6 @@ class TestStudies:
                 assert len(jobs) == 1, study.name
 
     def test_lines_differ(self) -> None:
-        """No two points of a study are the same run."""
         for study in studies(JobScope()):
             cases = [case for point in study.points for case in point.cases]
             assert len(cases) == len(set(cases)), study.name
@@ -76,7 +73,6 @@ class TestStudies:
         assert artifact.line(Scheduler.SRPT.value)[1.0,].published_per_token_s is None
 
     def test_a_coarse_scope_keeps_the_last_values(self) -> None:
-        """A coarse scope keeps each study's last value, at which the engine is full."""
         whole, thin = ({study.name: study for study in studies(JobScope(thin=thin))} for thin in (False, True))
         for name, study in thin.items():
             assert study.points[-1].place == whole[name].points[-1].place
@@ -106,12 +102,10 @@ class TestFindings:
         ]
 
     def test_a_steady_study_looks_at_the_middle(self) -> None:
-        """The steady study takes the figures of the middle of the same runs."""
         assert FOUND["artifact-long"].line(FAST)[1.0,].jct_s["mean"] == 2.5
         assert FOUND["artifact-steady"].line(FAST)[1.0,].jct_s["mean"] == 5.0
 
     def test_a_ratio_is_of_one_value_each(self) -> None:
-        """The ratio is FCFS's mean JCT over FastServe's, at each value."""
         assert list(jct_ratios(FCFS)(FOUND["v1-theta"])) == [2.6] * 5
 
     def test_headlines_are_ranges(self) -> None:
@@ -123,7 +117,6 @@ class TestFindings:
         assert rows["mean JCT of MLFQ without preemption over FastServe's"].is_close is None
 
     def test_what_was_not_looked_at_has_no_headline(self) -> None:
-        """A claim that rests on three studies needs all of them."""
         names = [row.name for row in headlines({"v1-cv": FOUND["v1-cv"]})]
         assert names == ["mean JCT of FCFS over FastServe's, by burstiness"]
 

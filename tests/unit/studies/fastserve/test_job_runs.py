@@ -60,7 +60,6 @@ class TestSchedulers:
         assert (policy.scheduling, policy.reserve, policy.max_in_flight) == (Scheduling.FCFS, Reserve.MAX_TOKENS, 2)
 
     def test_request_level_has_one_batch_at_a_time(self) -> None:
-        """Request-level batching has one batch in flight, whatever the number of stages."""
         policy = worker_policy(GPT3_ON_16, Scheduler.REQUEST_LEVEL, Queues())
         assert (policy.batching, policy.max_in_flight) == (Batching.REQUEST_LEVEL, 1)
 
@@ -78,7 +77,6 @@ class TestSchedulers:
         assert [interruptions(OPT_ON_40GB, scheduler, queues) is not None for scheduler in Scheduler].count(True) == 1
 
     def test_no_job_is_promoted_without_a_limit(self) -> None:
-        """Without a starvation limit no sequence is promoted: the limit is infinite."""
         assert Queues(starve_limit_s=None).policy(OPT_ON_40GB).starve_limit_s == float("inf")
 
 
@@ -92,7 +90,6 @@ class TestWhatComesOut:
 
     @pytest.mark.parametrize("scheduler", Scheduler)
     def test_every_scheduler_serves_every_job(self, scheduler: Scheduler) -> None:
-        """Each scheduler completes all jobs on both kinds of engine under overload."""
         for engine in (GPT3_ON_16, OPT_ON_40GB):
             run = simulate_jobs(replace(CASE, engine=engine.name, scheduler=scheduler, rate=20.0, kv_tokens=2048))
             assert run.completed == CASE.jobs
@@ -121,7 +118,6 @@ class TestWhatComesOut:
         assert fast == pytest.approx(fcfs, rel=0.01)
 
     def test_an_interrupted_prompt_costs(self) -> None:
-        """With long prompts and short answers, interrupted prompts increase the mean JCT."""
         prompts = replace(CASE, sizes=ZipfSizes(1024, 4, 0.2), rate=8.0)
         assert jct_s(prompts, Scheduler.MLFQ_PREEMPTION) > 1.2 * jct_s(prompts, Scheduler.FASTSERVE)
 

@@ -30,13 +30,11 @@ class TestZipf:
             assert drawn.mean() == pytest.approx(expected, rel=0.05)
 
     def test_all_lengths_within_the_bounds_come_and_no_others(self) -> None:
-        """Every length from 1 to the bound is drawn, and no other."""
         prompts, outputs = ZipfSizes(7, 3, 0.5).draw(MANY, rng())
         assert set(prompts.tolist()) == set(range(1, 8))
         assert set(outputs.tolist()) == {1, 2, 3}
 
     def test_the_larger_theta_the_shorter(self) -> None:
-        """A larger theta draws shorter lengths with a larger coefficient of variation."""
         drawn = [ZipfSizes(1024, 1024, theta).draw(MANY, rng())[1] for theta in (0.5, 1.0, 1.5)]
         assert [each.mean() for each in drawn] == sorted((each.mean() for each in drawn), reverse=True)
         variations = [each.std() / each.mean() for each in drawn]
@@ -50,7 +48,6 @@ class TestZipf:
 
 
 def test_log_normal_lengths_have_their_medians_and_stay_within_bounds() -> None:
-    """Lengths outside the bounds are drawn at the bound."""
     prompts, outputs = LogNormalSizes(300, 1.5, 120, 1.5, 1024, 512).draw(MANY, rng())
     assert np.median(prompts) == pytest.approx(300, rel=0.03)
     assert np.median(outputs) == pytest.approx(120, rel=0.03)
@@ -82,7 +79,6 @@ class TestGammaArrivals:
 
     @pytest.mark.parametrize("cv", [0.5, 1.0, 4.0])
     def test_gaps_have_the_requested_rate_and_variation(self, cv: float) -> None:
-        """The drawn gaps have the requested mean and coefficient of variation."""
         times = [arrival.at_s for arrival in gamma_arrivals(self.SIZES, 5.0, cv, MANY, 0)]
         gaps = np.array([later - earlier for earlier, later in pairwise(times)])
         assert gaps.mean() == pytest.approx(0.2, rel=0.05)
@@ -94,7 +90,6 @@ class TestGammaArrivals:
         assert once != other
 
     def test_another_rate_brings_the_same_jobs_at_other_times(self) -> None:
-        """Twice as fast, half the gaps."""
         slow, fast = (list(gamma_arrivals(self.SIZES, rate, 2.0, 50, 0)) for rate in (1.0, 2.0))
         for one, other in zip(slow, fast, strict=True):
             assert (one.prompt_tokens, one.output_tokens) == (other.prompt_tokens, other.output_tokens)

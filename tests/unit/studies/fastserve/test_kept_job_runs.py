@@ -36,7 +36,6 @@ class Counting:
 
 @pytest.mark.parametrize("sizes", [ZipfSizes(20, 5, 1.0), CHATS, AzureSizes("conv", None, 64)])
 def test_runs_of_jobs_are_kept_as_well(tmp_path: Path, sizes: JobSizes) -> None:
-    """Runs of jobs are kept for every source of sizes."""
     path, run = tmp_path / "runs", Counting()
     case = JobCase(OPT_ON_80GB.name, Scheduler.FASTSERVE, sizes, 2.0, 5, queues=Queues(starve_limit_s=None))
 

@@ -25,15 +25,12 @@ def test_a_heat_map_has_a_row_for_each_number_of_token_machines() -> None:
 
 
 def test_sizes_have_a_panel_for_prompts_and_one_for_answers() -> None:
-    """Prompts and answers have a panel each: the cumulative share of requests by size."""
     prompts, outputs = plot_sizes({"code": (np.array([30, 10]), np.array([5, 5]))}).axes
     assert np.asarray(prompts.get_lines()[0].get_xydata()).tolist() == [[10, 0.5], [30, 1.0]]
     assert (prompts.get_xlabel(), outputs.get_xlabel()) == ("prompt tokens", "output tokens")
 
 
 def test_a_design_space_crosses_out_what_breaks_and_stars_the_cheapest() -> None:
-    """The cheapest of those in which all objectives hold."""
-
     def cell(prompt: int, token: int, slowdown: float) -> RunSummary:
         own = summary_with("Splitwise-HH", 70.0, slowdown, split=Split(prompt, token))
         return replace(own, price_per_hour=float(prompt + token))

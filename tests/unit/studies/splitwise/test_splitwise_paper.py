@@ -79,7 +79,6 @@ def test_numbers_of_machines_come_from_the_search() -> None:
 
 
 def test_what_was_not_found_is_not_made_up() -> None:
-    """No split, and a baseline that carries nothing."""
     rows = headlines({HONEST: findings({"Baseline-A100": 0.0}, None)})
     assert by_name(rows, "equal power", "AA over Baseline-A100").measured[HONEST].value is None
     assert by_name(rows, "power of HHcap").measured[HONEST].value is None

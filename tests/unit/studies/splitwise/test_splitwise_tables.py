@@ -37,7 +37,6 @@ FOUND = {DecodeModel.PUBLISHED: findings(215.0), DecodeModel.HONEST: findings(15
 
 
 def test_a_headline_has_the_papers_number_both_of_ours_and_a_reason() -> None:
-    """One row has the paper's number, both of ours and a reason."""
     text = shown(headlines_table(headlines(FOUND), list(FOUND)))
     for heading in ("headline", "paper", "ours, published", "ours, honest", "where they differ, why"):
         assert heading in text
@@ -48,14 +47,12 @@ def test_a_headline_has_the_papers_number_both_of_ours_and_a_reason() -> None:
 
 
 def test_limits_show_their_model_of_time() -> None:
-    """Each limit has one row a question, named by its model of time."""
     text = shown(limits_table(FOUND[DecodeModel.HONEST].limits, DecodeModel.HONEST))
     assert "honest times" in text
     assert "iso-power, code; conv" in text
 
 
 def test_a_document_has_every_figure_of_every_model() -> None:
-    """The document has every figure of every model, and its inputs."""
     document = headlines_document(FOUND)
     first = document["headlines"][0]
     assert {model: ours["value"] for model, ours in first["ours"].items()} == {"published": 2.15, "honest": 1.5}

@@ -95,7 +95,6 @@ def test_synthetic_sizes_are_distributed_as_in_the_trace(data: Path, workload: s
 
 
 def test_traces_are_read_to_their_last_line(data: Path) -> None:
-    """One of them has no end of line there."""
     counts = {
         name: sum(1 for _ in trace_arrivals(data / "traces" / f"AzureLLMInferenceTrace_{name}.csv"))
         for name in ("code", "conv")

@@ -10,7 +10,6 @@ from spotwise.studies.spotserve.golden import golden_cells
 
 
 def test_the_published_answers_name_their_source() -> None:
-    """The file is found in its package, names its source, and has 36 answers."""
     data = (resources.files("spotwise.studies.spotserve") / "golden_answers.json").read_bytes()
     assert len(orjson.loads(data)["source"]) > 20
     assert len(golden_cells()) == 36

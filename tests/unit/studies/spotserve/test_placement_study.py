@@ -111,7 +111,6 @@ class TestWorld:
         assert few.mean_latency_s > 150.0
 
     def test_a_fleet_that_ends_empty_is_refused(self) -> None:
-        """The error contains what to add."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "remove", "a")]
         with pytest.raises(RuntimeError, match="steady"):
             place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 1)

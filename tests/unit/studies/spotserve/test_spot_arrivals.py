@@ -43,7 +43,6 @@ def test_a_list_of_the_artifact_is_read(tmp_path: Path) -> None:
     ],
 )
 def test_a_malformed_list_is_an_error_with_its_line(tmp_path: Path, text: str, said: str) -> None:
-    """The error of a malformed list has the number of its line."""
     with pytest.raises(TraceError, match=said):
         read_spot_arrivals(written(tmp_path, text))
 
@@ -95,7 +94,6 @@ def test_no_request_arrives_while_the_rate_is_zero_or_after_the_end(
 
 
 def test_each_interval_has_as_many_arrivals_as_its_rate() -> None:
-    """Over long intervals the number of arrivals is the rate times the seconds."""
     rates = [(0.0, 1.0), (10_000.0, 4.0), (20_000.0, 0.5)]
     times = np.array(changing_arrivals(rates, 1.0, 40_000.0, np.random.default_rng(0)).times_s)
     counts, _ = np.histogram(times, [0, 10_000, 20_000, 40_000])

@@ -21,7 +21,6 @@ def written(folder: Path, content: bytes) -> Path:
 
 
 def test_a_profile_becomes_tables_in_seconds(tmp_path: Path) -> None:
-    """The file has milliseconds of a layer."""
     path = written(tmp_path, orjson.dumps(profile_document(layers=44, prompt_ms=20.0, step_ms=1.0)))
     tables = read_model_tables(tmp_path, GPT_20B)
     assert tables == read_layer_tables(path)
@@ -48,6 +47,5 @@ def test_what_is_no_profile_is_refused_with_its_file(tmp_path: Path, content: by
 
 
 def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """The error names the file and the system's reason."""
     with pytest.raises(TraceError, match="cannot be read: No such file"):
         read_model_tables(tmp_path, GPT_20B)

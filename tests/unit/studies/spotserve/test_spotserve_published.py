@@ -62,7 +62,6 @@ def test_one_request_alone_takes_the_time_of_table_1(tables: dict[str, LayerTabl
 def test_segments_have_their_published_instances(
     data: Path, file: str, acquired: int, preempted: int, most: int, node_minutes: float
 ) -> None:
-    """Acquired, preempted, the most at a time, and minutes of all."""
     trace = read_spot_trace(data / "spotserve" / "availability" / file)
     came = [len(event.nodes) for event in trace.events if event.kind is SpotEventKind.ADD]
     assert sum(came) == acquired
@@ -103,7 +102,6 @@ def test_counts_of_another_cloud_become_traces(data: Path) -> None:
 
 @pytest.mark.parametrize("model", PAPER_MODELS.values(), ids=list(PAPER_MODELS))
 def test_requests_named_cv6_come_almost_evenly(data: Path, model: PaperModel) -> None:
-    """A tenth of the CV that they are named after, and less."""
     arrivals = read_spot_arrivals(data / "spotserve" / "arrivals" / model.arrivals)
     assert arrivals.rate == pytest.approx(model.arrival_rate, rel=0.01)
     assert arrivals.cv is not None

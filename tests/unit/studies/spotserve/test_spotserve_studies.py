@@ -55,7 +55,6 @@ class TestStudies:
     """The studies and their points."""
 
     def test_lines_of_a_study_are_different_runs(self) -> None:
-        """Under one load on one trace, each line is another one."""
         for study in STUDIES.values():
             cases = [case for point in study.points for case in point.cases]
             assert len(set(cases)) == len(cases), study.name
@@ -72,13 +71,11 @@ class TestStudies:
                 assert len(loads) == 1, (study.name, place)
 
     def test_bursty_requests_are_drawn_with_every_seed(self) -> None:
-        """Published requests do not depend on the seed."""
         for point in STUDIES["gpt-20b"].points:
             assert len(point.cases) == (1 if point.place[1] == AS_PUBLISHED else len(SCOPE.seeds))
             assert all((case.load.cv == 6.0) is (point.place[1] == BURSTY) for case in point.cases)
 
     def test_every_latency_of_the_paper_is_looked_at(self) -> None:
-        """Each latency's name is that of a line of the study."""
         looked_at = {
             (point.cases[0].model, point.place[0], point.line) for study in STUDIES.values() for point in study.points
         }
@@ -100,7 +97,6 @@ class TestFindings:
     """The figures made of runs."""
 
     def test_figures_are_means_over_seeds(self) -> None:
-        """Each figure is the mean of the seeds' own figures."""
         findings = answered(STUDIES["gpt-20b"])
         bursty = findings.line("SpotServe")["A_S", BURSTY]
         assert bursty.latency_s["mean"] == 11.0
@@ -191,12 +187,10 @@ class TestRuns:
         assert run == simulate_spot(case)
 
     def test_a_run_is_kept_as_json(self, case: SpotCase) -> None:
-        """A summary survives a round trip through JSON."""
         run, adapter = simulate_spot(case), TypeAdapter(SpotSummary)
         assert adapter.validate_json(adapter.dump_json(run)) == run
 
     def test_a_fleet_that_stays_is_billed_as_on_demand(self, case: SpotCase) -> None:
-        """A fixed fleet is billed on demand for the simulated time."""
         run = simulate_spot(replace(case, availability=Availability(fixed_nodes=4, fixed_s=90.0)))
         assert (run.spot_s, run.on_demand_s) == (0.0, 360.0)
         assert run.cost_usd == pytest.approx(0.1 * 3.912)
@@ -236,7 +230,6 @@ class TestRuns:
         assert (finding.unanswered, finding.ratio("p99")) == (39, None)
 
     def test_rates_of_every_minute_make_requests(self, case: SpotCase) -> None:
-        """Each minute has as many requests as its rate."""
         (case.data / "spotserve" / "arrivals" / "rates.csv").write_text("0,2,0\n")
         load = replace(case.load, file=None, rates_file="rates.csv", cv=0.1)
         arrivals = load.arrivals(case.data, 180.0)
@@ -245,7 +238,6 @@ class TestRuns:
 
 
 def test_a_point_without_runs_in_it_has_no_ratio() -> None:
-    """No latency was found to compare."""
     study = STUDIES["gpt-20b"]
     finding = SpotFinding(study, study.points[0], ())
     assert "mean" in finding.paper_s

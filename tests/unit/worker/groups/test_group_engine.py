@@ -131,7 +131,6 @@ def test_every_member_clears_the_blocks_of_a_sequence_whose_numbers_are_none() -
 
 
 def test_with_one_stage_the_leader_samples_and_tells_the_others() -> None:
-    """Its own engine appends the tokens itself."""
     bench = Bench(1, 2)
     bench.run()
     bench.own.running[0][0]((TOKEN,))
@@ -141,7 +140,6 @@ def test_with_one_stage_the_leader_samples_and_tells_the_others() -> None:
 
 
 def test_a_failure_is_no_token_for_the_others() -> None:
-    """Of a step, or of all of it."""
     bench = Bench(1, 2)
     bench.run()
     bench.run()
@@ -212,7 +210,6 @@ def test_a_new_group_knows_no_blocks_of_the_one_before() -> None:
 
 
 def test_a_swap_ends_when_every_member_has_copied() -> None:
-    """One member's error is the swap's."""
     bench = Bench(1, 3)
     ended: list[Exception | None] = []
     bench.engine.swap_out((1,), (2,), ended.append)

@@ -150,7 +150,6 @@ async def test_the_leaders_failure_ends_the_devices_parts(bench: Bench) -> None:
 
 
 async def test_a_lost_group_ends_its_pushes(bench: Bench) -> None:
-    """No device reports any more, and nothing is waited for."""
     push = bench.kv.open_push(TARGET, SOURCE)
     ending = asyncio.create_task(push.delivered())
     waiting = asyncio.create_task(push.caught_up())
@@ -164,7 +163,6 @@ async def test_a_lost_group_ends_its_pushes(bench: Bench) -> None:
 
 
 async def test_it_has_caught_up_when_every_part_has(bench: Bench) -> None:
-    """Of a sequence that decodes on."""
     push = bench.kv.open_push(TARGET, SOURCE)
     waiting = asyncio.create_task(push.caught_up())
     bench.kv.reported(h.PushCaughtUp("r", 1))
@@ -204,7 +202,6 @@ async def test_a_hand_off_has_arrived_when_every_part_has(bench: Bench) -> None:
 
 
 async def test_parts_of_another_reservation_are_not_counted(bench: Bench) -> None:
-    """An earlier attempt's, and those that come after the reservation was given up."""
     bench.kv.expect("r", 2, (4, 5))
     bench.arrived()
     bench.kv.forget("r")
@@ -240,5 +237,4 @@ async def test_a_lost_group_expects_nothing(bench: Bench) -> None:
 
 
 async def test_senders_learn_all_processes(bench: Bench) -> None:
-    """The leader first."""
     assert bench.kv.shares == (KvShare("l", 7, "l:1", KvPart(0, 4, 0, 1)), *SHARES)

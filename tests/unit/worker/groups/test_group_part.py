@@ -92,7 +92,6 @@ async def test_a_later_stage_is_there_before_its_weights(parts: Parts) -> None:
 
 @pytest.mark.parametrize("form", [replace(FORM, serves_early=False), replace(FORM, stage=0)])
 async def test_others_wait_for_them(parts: Parts, form: FormGroup) -> None:
-    """The first stage, and groups beside which others serve."""
     loading = asyncio.create_task(parts.part.load(form))
     await until(lambda: bool(parts.fetches))
     await asyncio.sleep(0.3)
@@ -114,7 +113,6 @@ async def test_what_others_lose_is_read_from_the_folder(parts: Parts) -> None:
 
 
 async def test_another_position_does_not_wait_for_weights_of_the_one_before(parts: Parts) -> None:
-    """The fetch is called off, and the part is loaded anew."""
     await parts.part.load(FORM)
     loading = asyncio.create_task(parts.part.load(replace(FORM, epoch=2, stages=4, stage=3)))
     await asyncio.sleep(0.3)

@@ -30,7 +30,6 @@ def test_each_device_has_its_own() -> None:
 
 
 def test_a_process_that_was_started_again_begins_anew() -> None:
-    """It is asked at once, and its first pause is short."""
     refusals = DeviceRefusals()
     _pauses(refusals, "d", 1, 5)
     refusals.refused("d", 1, 100.0)

@@ -100,7 +100,6 @@ def test_without_a_folder_nothing_is_kept() -> None:
 
 
 async def test_an_unwritable_folder_is_logged_with_its_reason(tmp_path: Path) -> None:
-    """A worker serves all the same."""
     (tmp_path / "file").write_text("")
     kept = KeptProfiles(tmp_path / "file" / "profiles")
     with capture_logs() as logs:

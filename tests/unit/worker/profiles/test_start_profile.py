@@ -116,7 +116,6 @@ def test_an_engine_without_room_is_refused() -> None:
 
 
 async def test_what_is_measured_in_which_order_depends_on_sizes_alone() -> None:
-    """Two engines of other costs, both with time enough."""
     orders = []
     for cost in (COST, LinearIterationCost(1e-4, 1e-6, 0.0, 1e-5, 1e-9)):
         engine = TimedEngine(cost)

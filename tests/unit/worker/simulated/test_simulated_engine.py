@@ -106,7 +106,6 @@ async def test_a_token_of_another_worker_counts() -> None:
 
 
 async def test_stop_tokens_never_come() -> None:
-    """A request whose only possible token is a stop token is refused."""
     stop = StopCriteria(50, stop_token_ids=(5, 7, 11))
     assert set(await Results(engine()).answer(record(stop=stop), 50)) == {13, 17}
     with pytest.raises(ValueError, match="stop token"):
@@ -169,7 +168,6 @@ async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
 
 
 async def test_iterations_end_one_after_the_other_in_their_order() -> None:
-    """Iterations ordered at once end in their order, each after its own cost."""
     cost = NoCost()
     results = Results(engine(cost))
     for name in ("a", "b", "c"):

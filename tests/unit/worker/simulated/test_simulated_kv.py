@@ -73,7 +73,6 @@ async def test_a_hand_off_arrives_with_its_report(peers: tuple[Peer, Peer]) -> N
 
 
 async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) -> None:
-    """Another incarnation, an earlier or later attempt, a window that was closed."""
     sender, receiver = peers
     receiver.transport.expect("r", 2, (3, 4))
     for target, handoff, reason in (
@@ -91,7 +90,6 @@ async def test_what_the_real_inbox_refuses_is_refused(peers: tuple[Peer, Peer]) 
 
 
 async def test_a_hand_off_without_a_receiver_is_refused(peers: tuple[Peer, Peer]) -> None:
-    """The receiver's loop gets the reason."""
     sender, receiver = peers
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: reported.append(context["exception"]))
@@ -119,7 +117,6 @@ async def test_an_absent_worker_cannot_be_reached(peers: tuple[Peer, Peer]) -> N
 
 
 async def test_blocks_must_fit_the_reservation(peers: tuple[Peer, Peer]) -> None:
-    """None, or more than are reserved, is a mistake of the caller."""
     sender, receiver = peers
     for blocks in ((), (0, 1, 2)):
         with pytest.raises(ValueError, match="2 reserved"):
@@ -192,7 +189,6 @@ class TestMoves:
         assert report.kv_bytes == len(self.BLOCKS) * BLOCK_BYTES
 
     async def test_a_commit_during_the_copy_waits_for_it(self, push: WholePush) -> None:
-        """All blocks share one link, and each takes its time once."""
         loop = asyncio.get_running_loop()
         began_s = loop.time()
         copying = asyncio.create_task(push.caught_up())
@@ -224,7 +220,6 @@ class TestMoves:
             await push.delivered()
 
     async def test_a_copy_whose_waiter_is_cancelled_is_cancelled(self, push: WholePush) -> None:
-        """As at a worker's end."""
         copying = asyncio.create_task(push.caught_up())
         await asyncio.sleep(0.01)
         copying.cancel()

@@ -46,7 +46,6 @@ def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
 
 
 def test_costs_may_be_written_by_hand(model_dir: Path) -> None:
-    """In TOML, with the keys of the JSON document."""
     path = model_dir / "profile.toml"
     path.write_text(
         'format = "spotwise-cost-profile/1"\nname = "mine"\nkv_bytes_per_token = 1000\nkv_tokens = 5000\n'
