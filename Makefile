@@ -85,7 +85,8 @@ proto-check: $(INSTALLED)
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. The marks of the others (pyproject.toml) say with how many they share the cores.
 USUAL := not compose and not long and not clients
-SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --numprocesses
+# What is tested in one process is a file, or all that uses one mesh (tests/conftest.py).
+SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --numprocesses
 # Meshes wait more than they compute: three files for two cores take a third less time than two.
 CROWD := $(shell echo $$(($(shell nproc) * 3 / 2)))
 # Files are given out as they are listed, so that no process is left with a long one at the end.

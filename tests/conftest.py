@@ -12,6 +12,7 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
+from pathlib import Path
 
 # Before testcontainers is imported, which reads it then. Its reaper is one more image; what is started here is removed here.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -54,6 +55,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # folders have marked theirs
         if not any(item.get_closest_marker(name) for name in ("parallel", "paired", "alone")):
             item.add_marker(pytest.mark.parallel)
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """One process has all tests of a file; or all that use the mesh which files share."""
+    shared = "mesh" in getattr(item, "fixturenames", ()) and not hasattr(getattr(item, "module", None), "mesh")
+    is_live = item.path.is_relative_to(Path(__file__).parent / "live")
+    item.add_marker(pytest.mark.xdist_group("mesh" if shared and is_live else item.path.name))
 
 
 @pytest.hookimpl(tryfirst=True)

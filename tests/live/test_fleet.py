@@ -48,7 +48,8 @@ def counts(view: FleetView) -> dict[Market, int]:
 
 def serves_with(devices: int, view: FleetView) -> bool:
     """Whether the mesh's shape is of so many devices."""
-    return bool(view.serving) and math.prod(map(int, view.serving.split(","))) == devices
+    shapes = view.serving.split("+") if view.serving else []
+    return sum(math.prod(map(int, shape.split(","))) for shape in shapes) == devices
 
 
 def instance(view: FleetView, instance_id: str) -> FleetInstance:

@@ -10,8 +10,6 @@ from tests.faults.disturbances import DISTURBANCES
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.request_cell import disturbed
 
-pytestmark = pytest.mark.paired
-
 _BY_NAME = {disturbance.name: disturbance for disturbance in DISTURBANCES}
 
 
