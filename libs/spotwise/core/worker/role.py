@@ -184,12 +184,12 @@ class WorkerRole:
     def load(self) -> m.WorkerLoad:
         """Count what the worker holds now."""
         pool, host, swaps = self._table.pool, self._table.host, self._swaps
-        states = [sequence.state for sequence in self._table]
+        states, device = self._table.states, KvPlace.DEVICE
         computing, pending = self._table.prompt_tokens_in_flight()
         remaining = decoding = in_place = to_hand_off = swapped = 0
         # One pass without properties: hundreds of sequences with every heartbeat.
         for sequence in self._table:
-            if sequence.kv_place is not KvPlace.DEVICE:
+            if sequence.kv_place is not device:
                 swapped += 1
             if sequence.target is None and not sequence.pending_free:  # `decodes_here`
                 left = sequence.max_new_tokens_here - sequence.produced_here
@@ -214,11 +214,11 @@ class WorkerRole:
             kv_blocks_used=pool.used_blocks,
             reserved_new_tokens=self._policy.reserved_new_tokens,
             kv_block_size=pool.block_size,
-            waiting=states.count(RequestState.WAITING),
-            waiting_for_kv=states.count(RequestState.WAITING_FOR_KV),
-            running=states.count(RequestState.RUNNING),
-            preempted=states.count(RequestState.PREEMPTED),
-            migrating=states.count(RequestState.MIGRATING),
+            waiting=states[RequestState.WAITING],
+            waiting_for_kv=states[RequestState.WAITING_FOR_KV],
+            running=states[RequestState.RUNNING],
+            preempted=states[RequestState.PREEMPTED],
+            migrating=states[RequestState.MIGRATING],
             decoding=decoding,
             prompts_in_place=in_place,
             prompts_to_hand_off=to_hand_off,

@@ -51,6 +51,21 @@ class TestCounting:
         bench.iterate(r=51)
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
 
+    def test_a_gateway_is_reported_while_it_has_a_sequence_here(self) -> None:
+        """One whose only sequence has ended is not, even while the engine uses its blocks."""
+        bench = WorkerBench()
+        assert bench.role.load().gateways == ()
+        bench.start("r", target=HERE)
+        bench.load("r")
+        assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 0),)
+        bench.feed(m.CancelRequest("r", 1))
+        assert bench.role.num_sequences == 1
+        assert bench.role.load().gateways == ()
+        bench.start("s", target=HERE)
+        bench.iterate()
+        assert bench.role.num_sequences == 1
+        assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 0),)
+
     def test_tokens_go_to_the_requesting_incarnation_only(self) -> None:
         """Tokens are addressed to the incarnation that sent the request, since its successor has another inbox."""
         bench = WorkerBench()

@@ -49,7 +49,7 @@ class KvAllocator(abc.ABC):
 
     def kept_blocks(self, newcomer: NewSequence | None = None) -> int:
         """Count the free blocks kept from newcomers, or from this one: for sequences that wait here, and for growth."""
-        waiting = [sequence for sequence in self._table if not sequence.block_ids and sequence.waits_for_blocks]
+        waiting = [sequence for sequence in self._table.without_blocks if sequence.waits_for_blocks]
         return sum(map(self._entry_blocks, waiting)) + self._growth_blocks()
 
     def blocks_for_newcomers(self) -> int:

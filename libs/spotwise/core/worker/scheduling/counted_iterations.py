@@ -117,7 +117,7 @@ class CountedIterations(Iterations):
         return (
             free_blocks < self._blocks_to_come
             or (self._some_wait and (free_blocks, len(table)) != self._held)
-            or any(sequence.pending_free for sequence in self._run)
+            or (table.has_pending_free and any(sequence.pending_free for sequence in self._run))
             or (isinstance(event, _MAY_JOIN) and any(s.is_runnable and not s.in_iteration for s in table))
         )
 

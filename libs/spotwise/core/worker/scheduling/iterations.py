@@ -112,7 +112,8 @@ class Iterations:
 
     def _next_batch(self, candidates: list[Sequence], now: float) -> tuple[list[tuple[Sequence, int]], Batch | None]:
         if self._allocator.all_can_decode(candidates, self._policy.limits.max_num_seqs):
-            rows = [BatchRow._make((s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
+            new = tuple.__new__  # in a third of the time of the class's own, which is Python
+            rows = [new(BatchRow, (s.sequence_id, s.computed_tokens, 1, s.block_ids)) for s in candidates]
             return [(sequence, 1) for sequence in candidates], Batch(tuple(rows)) if rows else None
         first = candidates[: self._policy.limits.max_num_seqs]
         contexts = [s.known_tokens for s in first if s.is_decoding] if self._decodes_bound_prompts else []

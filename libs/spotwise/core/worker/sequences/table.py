@@ -13,7 +13,7 @@ An attempt's record is loaded once at a time, so that a load's answer belongs to
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import hand_offs as h
@@ -83,7 +83,10 @@ class SequenceTable:
         self.host = host
         self._iterations: deque[list[tuple[Sequence, int]]] = deque()
         self._sequences: dict[str, Sequence] = {}
+        self._without_blocks: dict[str, Sequence] = {}
+        self._pending_free = 0
         self._attempts: Counter[str] = Counter()  #: sequences by choice
+        self._live_streams: Counter[tuple[str, int]] = Counter()  #: of sequences that have not ended, by gateway
         self._commands: list[c.WorkerCommand] = []
         self._deltas: dict[tuple[str, int], list[m.TokenDelta]] = {}
         self._batches_sent: dict[tuple[str, int], int] = {}
@@ -114,15 +117,18 @@ class SequenceTable:
     def add(self, choice_id: str, epoch: int, stream: m.StreamRef, state: RequestState, now: float) -> Sequence:
         """Enter an attempt that is not held yet."""
         sequence = Sequence(choice_id, epoch, stream, state, now)
-        self._sequences[sequence.sequence_id] = sequence
-        self._attempts[choice_id] += 1
+        self._enter(sequence)
         return sequence
+
+    def _enter(self, sequence: Sequence) -> None:
+        self._sequences[sequence.sequence_id] = self._without_blocks[sequence.sequence_id] = sequence
+        self._attempts[sequence.choice_id] += 1
+        self._live_streams[sequence.stream.gateway_id, sequence.stream.incarnation] += 1
 
     def take_over(self, sequences: Iterable[tuple[Sequence, int]], loading: Iterable[str]) -> None:
         """Enter sequences in order of arrival, each with so many blocks, and note whose records are being loaded."""
         for sequence, blocks in sequences:
-            self._sequences[sequence.sequence_id] = sequence
-            self._attempts[sequence.choice_id] += 1
+            self._enter(sequence)
             if blocks:
                 self.allocate(sequence, blocks * self.pool.block_size)
         self._loading.update(loading)
@@ -132,6 +138,7 @@ class SequenceTable:
         sequence.block_ids = self.pool.allocate(sequence.sequence_id, tokens, reused)
         sequence.reused_blocks = len(reused)
         sequence.has_run = False
+        self._without_blocks.pop(sequence.sequence_id, None)
 
     def extend(self, sequence: Sequence, tokens: int) -> None:
         """Allocate the blocks that the sequence lacks for `tokens` tokens; check the pool first."""
@@ -141,6 +148,22 @@ class SequenceTable:
         """Free the blocks of a sequence that stays held."""
         self.pool.free(sequence.sequence_id)
         sequence.block_ids = ()
+        self._without_blocks[sequence.sequence_id] = sequence
+
+    @property
+    def without_blocks(self) -> Collection[Sequence]:
+        """The sequences that own no block of the device."""
+        return self._without_blocks.values()
+
+    @property
+    def states(self) -> Counter[RequestState]:
+        """How many sequences are in each state."""
+        return Counter([sequence.state for sequence in self])
+
+    @property
+    def has_pending_free(self) -> bool:
+        """Whether a sequence has ended whose blocks are in use."""
+        return self._pending_free > 0
 
     def is_loading(self, choice_id: str, epoch: int) -> bool:
         """Tell whether a load of the attempt's record is unanswered, even where the attempt itself has ended."""
@@ -208,9 +231,7 @@ class SequenceTable:
     @property
     def gateways(self) -> tuple[m.GatewayStreams, ...]:
         """The gateways that tokens were or will be sent to, in order of id and incarnation."""
-        sent = {
-            (each.stream.gateway_id, each.stream.incarnation): 0 for each in self if not each.pending_free
-        } | self._batches_sent
+        sent = dict.fromkeys(self._live_streams, 0) | self._batches_sent
         return tuple(m.GatewayStreams(*gateway, batches) for gateway, batches in sorted(sent.items()))
 
     def record(self, sequence: Sequence, stage: str, now: float, **facts: str | int | float) -> None:
@@ -299,13 +320,26 @@ class SequenceTable:
             self.emit(m.Send(order.sender_id, ended))
         sequence.advance(FINISH_EVENT[finish_reason])
         sequence.pending_free = True
+        self._pending_free += 1
+        self._stream_ended(sequence.stream)
         self.release(sequence)
+
+    def _stream_ended(self, stream: m.StreamRef) -> None:
+        gateway = stream.gateway_id, stream.incarnation
+        self._live_streams[gateway] -= 1
+        if not self._live_streams[gateway]:
+            del self._live_streams[gateway]
 
     def release(self, sequence: Sequence) -> None:
         """Drop an ended or handed-off sequence and free its blocks, unless they are in use."""
         if sequence.push_in_flight or sequence.in_iteration or sequence.is_swapping:
             return
         del self._sequences[sequence.sequence_id]
+        self._without_blocks.pop(sequence.sequence_id, None)
+        if sequence.pending_free:
+            self._pending_free -= 1
+        else:
+            self._stream_ended(sequence.stream)
         self._attempts[sequence.choice_id] -= 1
         if not self._attempts[sequence.choice_id]:
             del self._attempts[sequence.choice_id]
