@@ -15,7 +15,7 @@ SOURCES = ("libs", "services", "benchmarks", "studies")
 def modules(root: str) -> Iterator[tuple[str, ast.Module]]:
     """Yield the dotted name and syntax tree of each module in this folder, generated code apart."""
     for path in sorted((ROOT / root).rglob("*.py")):
-        if "v1" not in path.parts:
+        if not {"v1", "_build"} & {*path.parts}:
             name = ".".join(path.relative_to(ROOT / root).with_suffix("").parts).removesuffix(".__init__")
             yield name, ast.parse(path.read_text(encoding="utf-8"))
 
