@@ -73,6 +73,7 @@ check: $(READY) proto-check ## Formatting, lint, plain English, types, import co
 	$(BIN)/python scripts/plain_english.py
 	$(BIN)/mypy libs services benchmarks studies tests
 	$(BIN)/lint-imports
+	$(BIN)/pytest -q tests/unit/test_house_limits.py tests/unit/test_import_paths.py
 
 # In a copy: the check must not touch the files that it compares with.
 proto-check: $(INSTALLED)
@@ -85,8 +86,8 @@ proto-check: $(INSTALLED)
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. The marks of the others (pyproject.toml) say with how many they share the cores.
 USUAL := not compose and not long and not clients
-# What is tested in one process is a file, or all that uses one mesh (tests/conftest.py).
-SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadgroup --numprocesses
+# What is tested in one process is a file, or all that share a mesh (tests/conftest.py).
+SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --numprocesses
 # Meshes wait more than they compute: three files for two cores take a third less time than two.
 CROWD := $(shell echo $$(($(shell nproc) * 3 / 2)))
 # Files are given out as they are listed, so that no process is left with a long one at the end.

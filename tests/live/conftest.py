@@ -9,13 +9,17 @@ import pytest
 
 from tests.adapters import ATTENTION, save_adapter
 from tests.live.embeddings import MEANS
-from tests.live.marks import mark_live
+from tests.live.marks import SHARING, mark_live
 from tests.live.mesh import LiveMesh
 from tests.live.oracle import model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_live(items, Path(__file__).parent)
+    for item in items:
+        shares = "mesh" in getattr(item, "fixturenames", ()) and not hasattr(getattr(item, "module", None), "mesh")
+        if shares and item.path.parent == Path(__file__).parent and item.path.name not in SHARING:
+            raise pytest.UsageError(f"{item.path.name} uses the shared mesh: name it in SHARING of tests/live/marks.py")
 
 
 @pytest.hookimpl(wrapper=True)

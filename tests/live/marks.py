@@ -8,6 +8,22 @@ from pathlib import Path
 
 import pytest
 
+#: Files whose tests share the mesh of `conftest.py`: one process runs them, so that it starts once.
+SHARING = frozenset(
+    {
+        "test_adapters.py",
+        "test_api.py",
+        "test_disconnects.py",
+        "test_embeddings.py",
+        "test_equality.py",
+        "test_public_schemas.py",
+        "test_readme.py",
+        "test_script.py",
+        "test_structured_text.py",
+        "test_unsupported_parameters.py",
+    }
+)
+
 
 def mark_live(items: Sequence[pytest.Item], folder: Path, *marks: pytest.MarkDecorator) -> None:
     """Mark the tests of a folder; they are skipped where the model that they serve is absent. Those that say nothing of the

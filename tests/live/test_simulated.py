@@ -126,8 +126,8 @@ def test_a_drained_member_leaves_alone_and_the_journal_is_decided_again(
     assert done.returncode == 0, done.stdout + done.stderr
     found = {each["member"]: each for each in json.loads(written.read_text())}
     assert set(found) >= {"gateway-0", "scheduler-0", "watcher-0", "token-3", "prompt-0"}
-    assert "planner-0" in found
-    assert len(found) == 28
+    assert {"planner-0", "gateway-0-kept"} <= set(found)
+    assert len(found) == 29
     assert all(each["identical"] for each in found.values())
     assert found["scheduler-0"]["decision_us"]["SubmitRequest"]["count"] >= 30
     assert {"CancelRequest", "Drain"} <= set().union(*(each["decision_us"] for each in found.values()))
