@@ -16,6 +16,7 @@ SHARING = frozenset(
         "test_disconnects.py",
         "test_embeddings.py",
         "test_equality.py",
+        "test_errors.py",
         "test_public_schemas.py",
         "test_readme.py",
         "test_script.py",
