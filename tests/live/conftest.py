@@ -16,10 +16,14 @@ from tests.live.oracle import model
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_live(items, Path(__file__).parent)
-    for item in items:
-        shares = "mesh" in getattr(item, "fixturenames", ()) and not hasattr(getattr(item, "module", None), "mesh")
-        if shares and item.path.parent == Path(__file__).parent and item.path.name not in SHARING:
-            raise pytest.UsageError(f"{item.path.name} uses the shared mesh: name it in SHARING of tests/live/marks.py")
+    unnamed = {item.path.name for item in items if _shares_mesh(item)} - SHARING
+    if unnamed:
+        raise pytest.UsageError(f"{sorted(unnamed)} use the shared mesh: name them in SHARING of tests/live/marks.py")
+
+
+def _shares_mesh(item: pytest.Item) -> bool:
+    has_own = hasattr(getattr(item, "module", None), "mesh")
+    return "mesh" in getattr(item, "fixturenames", ()) and not has_own and item.path.parent == Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)

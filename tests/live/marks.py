@@ -20,6 +20,7 @@ SHARING = frozenset(
         "test_public_schemas.py",
         "test_readme.py",
         "test_script.py",
+        "test_storm.py",
         "test_structured_text.py",
         "test_unsupported_parameters.py",
     }
