@@ -70,7 +70,7 @@ def test_requests_of_all_adapters_survive_a_kill(mesh: LiveMesh, adapters: dict[
             return answers
 
     answers = asyncio.run(run())
-    ledgers = [mesh.ledger(request_id) for request_id, _ in answers]
+    ledgers = [mesh.ledger(request_id, "prefilled", "completed") for request_id, _ in answers]  # the dead kept the rest
     assert all(ledger["prefilled"]["member"] == "prompt-0" for ledger in ledgers)
     assert any(ledger["completed"]["attempts"] > 1 for ledger in ledgers)
     for (name, prompt), (_, tokens) in zip(chosen, answers, strict=True):
