@@ -86,7 +86,6 @@ proto-check: $(INSTALLED)
 # `make test` has four parts. Core's own tests come first: alone they take nearly all its branches, and none of the others is
 # slowed down by counting them. The marks of the others (pyproject.toml) say with how many they share the cores.
 USUAL := not compose and not long and not clients
-# What is tested in one process is a file, or all that share a mesh (tests/conftest.py).
 SHARED := env OMP_NUM_THREADS=1 $(BIN)/pytest --dist loadfile --numprocesses
 # Meshes wait more than they compute: three files for two cores take a third less time than two.
 CROWD := $(shell echo $$(($(shell nproc) * 3 / 2)))

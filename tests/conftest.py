@@ -12,8 +12,6 @@ import os
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator
-from pathlib import Path
-from typing import Any
 
 # Before testcontainers is imported, which reads it then. Its reaper is one more image; what is started here is removed here.
 os.environ.setdefault("TESTCONTAINERS_RYUK_DISABLED", "true")
@@ -26,11 +24,9 @@ import redis
 from docker.errors import DockerException, ImageNotFound
 from hypothesis import settings
 from testcontainers.core.container import DockerContainer
-from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 from spotwise.mesh.embedded.servers import LOOPBACK, nats_answers, nats_server, redis_answers, redis_server, running
 from tests.example_budget import BUDGET_S, limit_examples
-from tests.live.marks import SHARING
 
 pytest.register_assert_rewrite("tests.contracts")
 # An example may take as long as a busy machine lets it. `make test` tries the same ones each time, so that its failure comes of
@@ -58,18 +54,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:  # folders have marked theirs
         if not any(item.get_closest_marker(name) for name in ("parallel", "paired", "alone")):
             item.add_marker(pytest.mark.parallel)
-
-
-class _ByMesh(LoadFileScheduling):  # type: ignore[misc]
-    """Gives one process all tests of a file; or of all files that share a mesh."""
-
-    def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return "the shared mesh" if Path(file).name in SHARING and "live" in Path(file).parts else file
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
-    return _ByMesh(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(tryfirst=True)

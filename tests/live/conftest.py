@@ -9,21 +9,13 @@ import pytest
 
 from tests.adapters import ATTENTION, save_adapter
 from tests.live.embeddings import MEANS
-from tests.live.marks import SHARING, mark_live
+from tests.live.marks import mark_live
 from tests.live.mesh import LiveMesh
 from tests.live.oracle import model
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     mark_live(items, Path(__file__).parent)
-    unnamed = {item.path.name for item in items if _shares_mesh(item)} - SHARING
-    if unnamed:
-        raise pytest.UsageError(f"{sorted(unnamed)} use the shared mesh: name them in SHARING of tests/live/marks.py")
-
-
-def _shares_mesh(item: pytest.Item) -> bool:
-    has_own = hasattr(getattr(item, "module", None), "mesh")
-    return "mesh" in getattr(item, "fixturenames", ()) and not has_own and item.path.parent == Path(__file__).parent
 
 
 @pytest.hookimpl(wrapper=True)

@@ -7,14 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
 
 from spotwise.core.messages.members import WorkerLoad
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 from tests.live.oracle import mixed_prompts
-
-#: It has two seconds to compute some of a prompt.
-pytestmark = pytest.mark.alone
 
 #: Of the 5,825 that the mesh's KV holds.
 LONG = 5000

@@ -19,6 +19,8 @@ from spotwise.cli.client.events import decode_event
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 #: Simulated workers take about a minute for as many tokens: far longer than a test waits for an idle mesh.
 LONG = 2000
 CLIENTS = 20

@@ -16,6 +16,8 @@ from tests.clusters import NatsCluster, RedisServers, running_nats_cluster, runn
 from tests.live.mesh import MODEL
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 SEEDS = range(6)
 TOKENS = 160
 

@@ -23,6 +23,8 @@ from spotwise.mesh.redis.store import RedisStore
 from tests.live.mesh import UNHURRIED, wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 #: Tokens of a stream, about 12 ms each.
 TOKENS = 700
 STREAMS = range(6)

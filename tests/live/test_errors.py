@@ -14,6 +14,8 @@ import pytest
 
 from tests.live.mesh import MODEL, ONE_MIXED, LiveMesh
 
+pytestmark = pytest.mark.paired
+
 CHAT = "/v1/chat/completions"
 KEY = {"Authorization": "Bearer sesame"}
 HELLO: Any = [{"role": "user", "content": "Hello"}]

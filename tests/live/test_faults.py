@@ -20,6 +20,8 @@ from tests.live.oracle import greedy, mixed_prompts
 from tests.live.request_kinds import assert_fitting, bodies
 from tests.live.streams import stream
 
+pytestmark = pytest.mark.paired
+
 NEW_TOKENS = 48
 STREAMS = 6
 

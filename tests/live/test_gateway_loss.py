@@ -22,6 +22,8 @@ from tests.live.mesh import MODEL, wait_for
 from tests.live.second_gateway import SecondGateway
 from tests.live.simulated_mesh import QUESTION, SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 #: Long enough to be in the midst of, and a few seconds at most.
 TOKENS = 120
 BODY = {"model": MODEL, "max_tokens": TOKENS, "ignore_eos": True, "stream": True, "return_token_ids": True}

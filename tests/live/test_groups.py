@@ -15,6 +15,8 @@ from tests.live.embeddings import MEANS, embeds_at_once, folder_with_embeddings
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.oracle import greedy, mixed_prompts
 
+pytestmark = pytest.mark.paired
+
 NEW_TOKENS = 32
 DEVICES = ("mixed-0-device-1", "mixed-0-device-2")
 

@@ -15,6 +15,8 @@ from tests.live.failing_worker import FALTERS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, run
 from tests.live.mesh import MODEL, ONE_MIXED
 
+pytestmark = pytest.mark.paired
+
 NEW_TOKENS = 200
 WORKERS = ("failing-0", "failing-1")
 #: Half of them meet a failed iteration while the sequence parks. As many more are refused: ledgers come behind moves.

@@ -16,6 +16,8 @@ import pytest
 from tests.live.mesh import LiveMesh, wait_for
 from tests.live.tiny_checkpoint import UP_PROJECTION, WEIGHTS, change_tensors, greedy_tokens, write_tiny_model
 
+pytestmark = pytest.mark.paired
+
 STRAY = "token-stray"
 NEW_TOKENS = 240
 STREAMS = 4

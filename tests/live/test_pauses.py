@@ -16,6 +16,8 @@ import pytest
 from tests.live.mesh import UNHURRIED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 PAUSE_S = 3.0
 #: Of workers.
 LONG_PAUSE_S = 8.0

@@ -8,9 +8,13 @@ import signal
 from functools import partial
 from pathlib import Path
 
+import pytest
+
 from spotwise.core.messages.members import Pool
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
+
+pytestmark = pytest.mark.paired
 
 #: Tokens of a stream, about 12 ms each.
 TOKENS = 150

@@ -16,6 +16,8 @@ import pytest
 from tests.live.mesh import MODEL, UNHURRIED, wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 #: Tokens of a stream, about 12 ms each.
 TOKENS = 250
 STREAMS = range(6)

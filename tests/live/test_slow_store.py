@@ -20,9 +20,6 @@ from tests.live.mesh import MODEL, ONE_MIXED, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 from tests.live.slow_store import SlowStore
 
-#: It measures gaps.
-pytestmark = pytest.mark.alone
-
 #: Longer than a quota waits for the store.
 DELAY_S = 0.6
 #: What a request may take: several calls of the store, one after another, on a busy machine.

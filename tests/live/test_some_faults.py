@@ -10,6 +10,8 @@ from tests.faults.disturbances import DISTURBANCES
 from tests.faults.fault_mesh import FaultMesh
 from tests.faults.request_cell import disturbed
 
+pytestmark = pytest.mark.paired
+
 _BY_NAME = {disturbance.name: disturbance for disturbance in DISTURBANCES}
 
 

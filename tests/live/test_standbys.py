@@ -20,6 +20,8 @@ from spotwise.core.messages.members import MemberKind, MemberState
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 SEEDS = range(6)
 TOKENS = 200
 BEGUN_TOKENS = 20

@@ -18,6 +18,8 @@ from tests.live.failing_worker import HANGS, start_failing_worker
 from tests.live.failure_mesh import FailureMesh, innocent, run
 from tests.live.mesh import ONE_MIXED, wait_for
 
+pytestmark = pytest.mark.paired
+
 NEW_TOKENS = 60
 #: Limits of a second or so: ten times as long for an iteration that nothing was measured for, four times for a message.
 QUICK = {"SPOTWISE_ITERATION_TIMEOUT_S": "0.3", "SPOTWISE_STUCK_AFTER_S": "0.5"}

@@ -18,6 +18,8 @@ from spotwise.cli.launch.supervision.run_state import ServiceState
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 
+pytestmark = pytest.mark.paired
+
 LONG_S = 90.0
 HANG_S = "4"
 TOKEN_WORKERS = "token-0-to-1"
