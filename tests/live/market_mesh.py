@@ -19,10 +19,12 @@ from spotwise.cli.fleet import ask_fleet
 from spotwise.cli.launch import fleet_options
 from spotwise.cloud.local_meshes import mesh_start
 from spotwise.core.messages.fleet import FleetInstance, FleetView, InstanceState
-from tests.live.mesh import wait_for
-from tests.live.simulated_mesh import SimulatedMesh
+from tests.live.mesh import LiveMesh, wait_for
+from tests.live.oracle import greedy, mixed_prompts
+from tests.live.streams import stream
 
 NEW_TOKENS = 24
+PROMPTS = mixed_prompts(4, 60)
 #: Longer than an instance takes to start on a busy machine.
 STARTS_S = 90.0
 _SENT_EVERY_S = 1.0
@@ -53,8 +55,8 @@ def slow_profile() -> dict[str, Any]:
     return profile
 
 
-class MarketMesh(SimulatedMesh):
-    """A mesh whose instances are simulated workers, processes of this machine, three nodes' spot ones and two on demand."""
+class MarketMesh(LiveMesh):
+    """A mesh whose instances are processes of this machine, three nodes' spot ones and two on demand."""
 
     def __init__(self, home: Path, *options: str, env: dict[str, str] | None = None) -> None:
         self.file, self.trace = home / "fleet.toml", home / "trace.csv"
@@ -78,9 +80,7 @@ class MarketMesh(SimulatedMesh):
 
     def _write_trace(self) -> None:
         lines = [f"0,add,node-{number}" for number in (1, 2, 3)]
-        lines += [
-            f"{at_s * 1e3:.0f},remove,{node},{notice_s * 1e3:.0f}" for at_s, node, notice_s in sorted(self._removals)
-        ]
+        lines += [f"{at_s * 1e3:.0f},remove,{node},{notice_s * 1e3:.0f}" for at_s, node, notice_s in self._removals]
         self.trace.write_text("\n".join(lines) + "\n")
 
     def view(self) -> FleetView | None:
@@ -128,9 +128,9 @@ class MarketMesh(SimulatedMesh):
 
 
 class SteadyLoad:
-    """Requests, one a second; each token of each is compared."""
+    """Greedy requests, one a second; each is compared with what transformers gives."""
 
-    def __init__(self, mesh: SimulatedMesh) -> None:
+    def __init__(self, mesh: LiveMesh) -> None:
         self._mesh = mesh
         self._stopping = threading.Event()
         self._pool = ThreadPoolExecutor(1)
@@ -155,11 +155,11 @@ class SteadyLoad:
         async with self._mesh.async_client() as client, asyncio.TaskGroup() as requests:
             number = 0
             while not self._stopping.is_set():
-                requests.create_task(self._request(client, number))
+                requests.create_task(self._request(client, PROMPTS[number % len(PROMPTS)]))
                 number += 1
                 await asyncio.sleep(_SENT_EVERY_S)
 
-    async def _request(self, client: Any, seed: int) -> None:
-        answer = await self._mesh.stream(client, seed, NEW_TOKENS)
-        assert answer.tokens == self._mesh.tokens_of(seed, NEW_TOKENS), answer.request_id
+    async def _request(self, client: Any, prompt: tuple[int, ...]) -> None:
+        request_id, tokens = await stream(client, prompt, NEW_TOKENS, lambda _: None)
+        assert tokens == greedy(prompt, NEW_TOKENS), request_id
         self.served += 1
