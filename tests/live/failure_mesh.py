@@ -17,10 +17,6 @@ _FIRST = 100
 class FailureMesh(SimulatedMesh):
     """Simulated workers, some of which fail."""
 
-    def workers(self) -> set[str]:
-        """Ids of the workers that serve now."""
-        return {status.member.id for status in self.members() if status.engine is not None}
-
     def wait_for_workers(self, *ids: str, seconds: float = 60.0) -> None:
         """Wait until these and no others serve."""
         wait_for(lambda: self.workers() == set(ids), lambda: f"{ids}, of {self.workers()}", seconds)

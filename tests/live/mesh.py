@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -132,6 +133,10 @@ class LiveMesh:
         assert process is not None
         return process.pid
 
+    def kill(self, service_id: str) -> None:
+        """End a service as a machine's failure does."""
+        os.kill(self.pid(service_id), signal.SIGKILL)
+
     def client(self, **options: Any) -> openai.OpenAI:
         """The real client; it must not hide errors by retrying."""
         client = openai.OpenAI(base_url=f"{self.url}/v1", api_key="none", max_retries=0, timeout=60.0, **options)
@@ -155,6 +160,14 @@ class LiveMesh:
     def members(self) -> list[MemberStatus]:
         """Every member's current report."""
         return asyncio.run(gather_status(self.state.redis_url))
+
+    def workers(self) -> set[str]:
+        """Ids of the workers that serve now."""
+        return {status.member.id for status in self.members() if status.engine is not None}
+
+    def engine_sequences(self, worker: str) -> int:
+        """Sequences that a worker's engine holds."""
+        return sum(s.engine.engine_sequences for s in self.members() if s.member.id == worker and s.engine is not None)
 
     def planned(self) -> PlannedDeployment | None:
         """The deployment in the planner's plan; `None` before the first change."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
-import signal
 from collections.abc import Iterator
 from functools import partial
 
@@ -39,10 +37,6 @@ def serves(mesh: SimulatedMesh) -> bool:
         return False
 
 
-def kill(mesh: SimulatedMesh, service_id: str) -> None:
-    os.kill(mesh.pid(service_id), signal.SIGKILL)
-
-
 def replaced(mesh: SimulatedMesh, scheduler_pid: int) -> bool:
     """Whether another scheduler runs."""
     process = mesh.state.services["scheduler-0"].process
@@ -60,9 +54,9 @@ async def _begin_and_restart(mesh: SimulatedMesh) -> None:
         streams = [asyncio.create_task(mesh.stream(client, seed, OLD_TOKENS, partial(has_begun, seed))) for seed in OLD]
         await asyncio.gather(*(event.wait() for event in begun.values()))
         first = mesh.pid("scheduler-0")
-        kill(mesh, "scheduler-0")
+        mesh.kill("scheduler-0")
         await asyncio.to_thread(wait_for, lambda: replaced(mesh, first) and serves(mesh), lambda: "the new scheduler")
-        kill(mesh, "gateway-0")
+        mesh.kill("gateway-0")
         for stream in streams:
             with contextlib.suppress(Exception):  # however a client finds out: its gateway is dead
                 await stream

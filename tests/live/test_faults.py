@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import os
-import signal
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-from spotwise.core.messages.members import MemberKind
 from spotwise.core.requests.sampling import Pooling
 from tests.live.answers import Answer, ask_all, assert_same
 from tests.live.embeddings import MEANS, require_embeddings
@@ -38,19 +35,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveMesh]:
 def _whole_and_idle_afterwards(mesh: LiveMesh) -> Iterator[None]:
     yield
     everyone = {"prompt-0", "token-0", "token-1"}
-    wait_for(lambda: workers(mesh) >= everyone, lambda: f"all workers, of {workers(mesh)}", 60.0)
+    wait_for(lambda: mesh.workers() >= everyone, lambda: f"all workers, of {mesh.workers()}", 60.0)
     mesh.wait_until_idle()
-
-
-def workers(mesh: LiveMesh) -> set[str]:
-    """Ids of the workers that serve now."""
-    kinds = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
-    return {status.member.id for status in mesh.members() if status.member.kind in kinds and status.engine is not None}
-
-
-def engine_sequences(mesh: LiveMesh, worker: str) -> int:
-    """Sequences that a worker's engine holds."""
-    return sum(s.engine.engine_sequences for s in mesh.members() if s.member.id == worker and s.engine is not None)
 
 
 def stream_through(mesh: LiveMesh, after_tokens: int, disturb: Callable[[], Any], longest: int = 200) -> int:
@@ -92,13 +78,9 @@ def stream_through(mesh: LiveMesh, after_tokens: int, disturb: Callable[[], Any]
     return retries
 
 
-def kill(mesh: LiveMesh, service_id: str) -> None:
-    os.kill(mesh.pid(service_id), signal.SIGKILL)
-
-
 def test_a_token_worker_is_killed(mesh: LiveMesh) -> None:
     """The worker's streams resume at their next token on the other token worker."""
-    retries = stream_through(mesh, STREAMS * 10, lambda: kill(mesh, "token-0"))
+    retries = stream_through(mesh, STREAMS * 10, lambda: mesh.kill("token-0"))
     assert 1 <= retries < STREAMS  # its streams and no others
 
 
@@ -112,7 +94,7 @@ def test_answers_of_all_kinds_are_the_same_through_a_kill(mesh: LiveMesh) -> Non
 
     undisturbed = asyncio.run(answers(None))
     assert_fitting(undisturbed)
-    disturbed = asyncio.run(answers(1, lambda: kill(mesh, "token-0")))
+    disturbed = asyncio.run(answers(1, lambda: mesh.kill("token-0")))
     assert_same(disturbed, undisturbed)
     ledgers = [mesh.ledger(answer.request_id, "completed") for answer in disturbed.values()]
     assert any(ledger["completed"]["attempts"] > 1 for ledger in ledgers)
@@ -120,7 +102,7 @@ def test_answers_of_all_kinds_are_the_same_through_a_kill(mesh: LiveMesh) -> Non
 
 def test_the_only_prompt_worker_is_killed_while_it_computes(mesh: LiveMesh) -> None:
     """The worker's prompts are computed again, by the restarted worker or by another one."""
-    stream_through(mesh, 2, lambda: kill(mesh, "prompt-0"), longest=700)
+    stream_through(mesh, 2, lambda: mesh.kill("prompt-0"), longest=700)
 
 
 def test_the_only_prompt_worker_is_killed_while_it_computes_embeddings(mesh: LiveMesh) -> None:
@@ -132,9 +114,9 @@ def test_the_only_prompt_worker_is_killed_while_it_computes_embeddings(mesh: Liv
             embedding = asyncio.create_task(
                 client.embeddings.create(model=MODEL, input=[[*prompt] for prompt in prompts])
             )
-            while not (held := await asyncio.to_thread(engine_sequences, mesh, "prompt-0")):
+            while not (held := await asyncio.to_thread(mesh.engine_sequences, "prompt-0")):
                 assert not embedding.done()
-            kill(mesh, "prompt-0")
+            mesh.kill("prompt-0")
             return await embedding, held
 
     answer, held = asyncio.run(run())
@@ -145,4 +127,4 @@ def test_the_only_prompt_worker_is_killed_while_it_computes_embeddings(mesh: Liv
 def test_all_workers_are_killed_at_once(mesh: LiveMesh) -> None:
     """The streams pause until the workers are back, and then resume."""
     victims = ("prompt-0", "token-0", "token-1")
-    assert stream_through(mesh, STREAMS * 5, lambda: [kill(mesh, worker) for worker in victims]) >= STREAMS
+    assert stream_through(mesh, STREAMS * 5, lambda: [mesh.kill(worker) for worker in victims]) >= STREAMS

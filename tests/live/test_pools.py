@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from functools import partial
 from pathlib import Path
 
@@ -68,7 +66,7 @@ def test_the_scheduler_is_killed_while_streams_run_and_requests_wait(tmp_path: P
                 counts[seed] = len(stream.tokens)
                 if not begun_at_the_kill and sum(counts.values()) >= TOKENS // 2:
                     begun_at_the_kill.extend(number for number, count in counts.items() if count)
-                    os.kill(mesh.pid("scheduler-0"), signal.SIGKILL)
+                    mesh.kill("scheduler-0")
 
             async with mesh.async_client() as client:
                 return await asyncio.gather(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -35,13 +33,8 @@ def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
 @pytest.fixture(autouse=True)
 def _whole_and_idle_afterwards(mesh: SimulatedMesh) -> Iterator[None]:
     yield
-    wait_for(lambda: workers(mesh) >= EVERYONE, lambda: f"all workers, of {workers(mesh)}", 60.0)
+    wait_for(lambda: mesh.workers() >= EVERYONE, lambda: f"all workers, of {mesh.workers()}", 60.0)
     mesh.wait_until_idle()
-
-
-def workers(mesh: SimulatedMesh) -> set[str]:
-    """Ids of the workers that serve now."""
-    return {status.member.id for status in mesh.members() if status.engine is not None}
 
 
 def retries_through(mesh: SimulatedMesh, after_tokens: int, disturb: Callable[[], Any]) -> int:
@@ -49,10 +42,6 @@ def retries_through(mesh: SimulatedMesh, after_tokens: int, disturb: Callable[[]
     streams: list[SeededStream] = mesh.streams(STREAMS, TOKENS, after_tokens, disturb)
     assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in STREAMS]
     return sum(mesh.attempts(stream) - 1 for stream in streams)
-
-
-def kill(mesh: SimulatedMesh, service_id: str) -> None:
-    os.kill(mesh.pid(service_id), signal.SIGKILL)
 
 
 def answers(mesh: SimulatedMesh) -> bool:
@@ -65,7 +54,7 @@ def answers(mesh: SimulatedMesh) -> bool:
 
 def test_the_scheduler_is_killed(mesh: SimulatedMesh) -> None:
     """Running streams do not notice, and new requests are served once it is back."""
-    assert retries_through(mesh, 5, lambda: kill(mesh, "scheduler-0")) == 0
+    assert retries_through(mesh, 5, lambda: mesh.kill("scheduler-0")) == 0
     wait_for(lambda: mesh.get("/health").status_code == 200, lambda: "a healthy mesh")
     wait_for(lambda: answers(mesh), lambda: "an answer from the new scheduler")
 
@@ -79,7 +68,7 @@ def test_the_gateway_is_killed(mesh: SimulatedMesh) -> None:
     ):
         for count, _ in enumerate(stream.iter_lines()):
             if count == 6:
-                kill(mesh, "gateway-0")
+                mesh.kill("gateway-0")
     mesh.wait_until_idle()
     wait_for(lambda: answers(mesh), lambda: "an answer from the new gateway")
 
@@ -87,7 +76,7 @@ def test_the_gateway_is_killed(mesh: SimulatedMesh) -> None:
 @pytest.mark.parametrize("server", ["nats-server", "redis-server"])
 def test_broker_or_store_is_killed(mesh: SimulatedMesh, server: str) -> None:
     """Streams continue over the broker's restart, and do not notice the store's; afterwards the mesh is as before."""
-    retries = retries_through(mesh, 5, lambda: kill(mesh, server))
+    retries = retries_through(mesh, 5, lambda: mesh.kill(server))
     assert server == "nats-server" or retries == 0  # of the broker, a stream that lost no token continues
     wait_for(lambda: mesh.command("status").returncode == 0, lambda: "a healthy mesh")
     answer = mesh.client().completions.create(model=MODEL, prompt="Still there?", max_tokens=3)
@@ -99,22 +88,17 @@ def test_workers_join_and_drain_while_serving(mesh: SimulatedMesh) -> None:
     command = [sys.executable, "-m", "spotwise.cli", "join", "token", "--id", "token-joined"]
     with subprocess.Popen(command, env=mesh.env, stderr=subprocess.DEVNULL) as joined:
         try:
-            wait_for(lambda: "token-joined" in workers(mesh), lambda: f"the joined worker, of {workers(mesh)}", 60)
+            wait_for(lambda: "token-joined" in mesh.workers(), lambda: f"the joined worker, of {mesh.workers()}", 60)
 
             def drain() -> None:
-                assert engine_sequences(mesh, "token-joined") > 0
+                assert mesh.engine_sequences("token-joined") > 0
                 mesh.drain("token-joined", 60.0)
 
             assert retries_through(mesh, 5, drain) == 0
             assert joined.wait(timeout=30) == 0
-            assert "token-joined" not in workers(mesh)
+            assert "token-joined" not in mesh.workers()
         finally:
             joined.kill()
-
-
-def engine_sequences(mesh: SimulatedMesh, worker: str) -> int:
-    """Sequences that a worker's engine holds."""
-    return sum(s.engine.engine_sequences for s in mesh.members() if s.member.id == worker and s.engine is not None)
 
 
 def test_what_still_runs_at_a_drains_deadline_goes_on_elsewhere(mesh: SimulatedMesh) -> None:
@@ -122,7 +106,7 @@ def test_what_still_runs_at_a_drains_deadline_goes_on_elsewhere(mesh: SimulatedM
     command = [sys.executable, "-m", "spotwise.cli", "join", "token", "--id", "token-hurried"]
     with subprocess.Popen(command, env=mesh.env, stderr=subprocess.DEVNULL) as joined:
         try:
-            wait_for(lambda: "token-hurried" in workers(mesh), lambda: f"the joined worker, of {workers(mesh)}", 60)
+            wait_for(lambda: "token-hurried" in mesh.workers(), lambda: f"the joined worker, of {mesh.workers()}", 60)
             assert retries_through(mesh, 5, lambda: mesh.drain("token-hurried", 0.1)) >= 1
             assert joined.wait(timeout=30) == 0
         finally:

@@ -72,6 +72,13 @@ def changed_flags(group: BaseModel, among: Collection[str] | None = None) -> lis
     return given_flags(group, [name for name in changed if among is None or name in among])
 
 
+def one_of(text: str, names: Collection[str]) -> str:
+    """Return `text` if it is among these names; raises `BadParameter` otherwise."""
+    if text not in names:
+        raise typer.BadParameter(f"{text!r} is not one of {', '.join(repr(str(name)) for name in names)}.")
+    return text
+
+
 @contextmanager
 def refused_options() -> Iterator[None]:
     """Convert a model's `ValidationError` to `OptionError`; its validators' messages name the options."""

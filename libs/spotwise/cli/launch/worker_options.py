@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import EngineKind, LaunchOptions, PoolSizes
 from spotwise.cli.launch.options import GroupShape, WorkerPools
-from spotwise.cli.option_groups import given_flags
+from spotwise.cli.option_groups import given_flags, one_of
 from spotwise.cli.profile_files import read_profile
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.worker.policy import Scheduling
@@ -121,9 +121,7 @@ def policy_option() -> Any:
 
 def policy_name(text: str) -> str:
     """Return `text` if it names a scheduling policy of live workers; raises `BadParameter` otherwise."""
-    if text not in served_policies():
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, served_policies()))}.")
-    return text
+    return one_of(text, served_policies())
 
 
 def require_worker_id(text: str, option: str) -> None:

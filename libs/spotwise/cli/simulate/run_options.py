@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.option_groups import OptionGroup, changed_flags, given_flags
+from spotwise.cli.option_groups import OptionGroup, changed_flags, given_flags, one_of
 from spotwise.cli.simulate.market_options import InstanceTypeOption, PricesOption, ZoneOption, parse_prices
 from spotwise.cli.simulate.options import (
     LoadOptions,
@@ -80,9 +80,7 @@ class CostOptions(ModelOptions):
 
 def simulated_policy_name(text: str) -> str:
     """Return `text` if it names a scheduling policy, live or simulated; raises `BadParameter` otherwise."""
-    if text not in SCHEDULING_POLICIES:
-        raise typer.BadParameter(f"{text!r} is not one of {', '.join(map(repr, map(str, SCHEDULING_POLICIES)))}.")
-    return text
+    return one_of(text, SCHEDULING_POLICIES)
 
 
 class ServingOptions(OptionGroup):
