@@ -11,7 +11,7 @@ from pathlib import Path
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.given_options import LaunchOptions
 from spotwise.cli.mesh.server_addresses import server_addresses
-from spotwise.mesh.embedded.child_process import quiet_ports
+from spotwise.mesh.embedded.ports import quiet_ports
 from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.security.secrets import require_private
 
@@ -34,15 +34,15 @@ def open_ports(host: str, port: int, count: int = 1) -> tuple[int, ...]:
 
 
 def _free_port(host: str, probes: contextlib.ExitStack) -> int:
-    *likely, any_port = quiet_ports()
-    for port in likely:
+    for port in quiet_ports():
         try:
             return _open_port(host, port, probes)
         except OptionError:  # the host's
             raise
         except CommandError:
-            continue
-    return _open_port(host, any_port, probes)
+            if not port:
+                raise
+    raise AssertionError("the last of the ports to try is 0")
 
 
 def _open_port(host: str, port: int, probes: contextlib.ExitStack) -> int:

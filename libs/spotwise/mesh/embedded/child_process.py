@@ -1,4 +1,4 @@
-"""Child processes, and ports that stay free between their choice and their use.
+"""Child processes.
 
 Linux only. A child has its own session, so that a terminal's Ctrl-C reaches only the parent; the kernel kills it when the
 *thread* that started it ends (prctl(2), PR_SET_PDEATHSIG), so start children from the main thread. A process is identified by
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import random
 import signal
 import subprocess
 import sys
@@ -17,25 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
-
-_OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
-#: As many ports below those of outgoing connections are taken from.
-_PORTS = 12_000
-_FIRST = 10_000
-_TRIES = 32
-
-
-def quiet_ports() -> list[int]:
-    """Return ports to try, in this order; at last 0, for any one that the system names."""
-    try:
-        first_outgoing = int(_OUTGOING.read_text().split()[0])
-    except (OSError, ValueError, IndexError):
-        return [0]
-    first = max(_FIRST, first_outgoing - _PORTS)
-    if first_outgoing - first < _TRIES:
-        return [0]
-    return [*random.sample(range(first, first_outgoing), _TRIES), 0]
-
 
 # Runs between fork and the program; a `preexec_fn` would run Python in a forked copy of a process with threads. A parent that
 # died before prctl shows as a different parent pid.

@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 
 from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
-from spotwise.mesh.embedded.child_process import ChildProcess, quiet_ports, start_child
+from spotwise.mesh.embedded.child_process import ChildProcess, start_child
 from spotwise.mesh.embedded.configs import broker_config, store_acl
+from spotwise.mesh.embedded.ports import quiet_ports
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.wire.permissions import ADMIN, Principal
 
