@@ -21,8 +21,9 @@ from tests.live.simulated_mesh import SimulatedMesh
 
 pytestmark = pytest.mark.paired
 
-#: Simulated workers take about a minute for as many tokens: far longer than a test waits for an idle mesh.
-LONG = 2000
+#: These workers take about a minute for as many tokens: far longer than a test waits for an idle mesh.
+LONG = 7000
+SPEED = "4"
 CLIENTS = 20
 STORM = 1000
 #: Of the storm's clients, how many are there at once.
@@ -84,7 +85,9 @@ class ClosingMesh(SimulatedMesh):
 @pytest.fixture(scope="module")
 def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClosingMesh]:
     """A mesh of this module's own."""
-    with ClosingMesh(tmp_path_factory.mktemp("closed"), env={"SPOTWISE_MAX_UNREAD_TOKENS": "40"}) as live:
+    with ClosingMesh(
+        tmp_path_factory.mktemp("closed"), "--speed", SPEED, env={"SPOTWISE_MAX_UNREAD_TOKENS": "40"}
+    ) as live:
         yield live
 
 

@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
@@ -33,8 +35,9 @@ USAGE = {"stream_options": {"include_usage": True}}
 @pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SimulatedMesh]:
     """Two gateways, one prompt worker and two token workers, which take their time."""
-    home = tmp_path_factory.mktemp("gateways")
-    with SimulatedMesh(home, "--gateways", "2", "--prompt-workers", "1", "--token-workers", "2") as mesh:
+    options = ("--gateways", "2", "--prompt-workers", "1", "--token-workers", "2", "--speed", "1.5")
+    env = {"SPOTWISE_ANSWER_GRACE_S": "3"}
+    with SimulatedMesh(tmp_path_factory.mktemp("gateways"), *options, env=env) as mesh:
         yield mesh
 
 
@@ -265,24 +268,14 @@ def test_a_gateway_that_is_stopped_tells_those_whom_it_has_not_answered(
     simulated: SimulatedMesh, gateway: SecondGateway
 ) -> None:
     """SIGTERM: whole answers, in each API's form, and a body that is still being sent; all are worth sending again."""
-    long = {"model": MODEL, "max_tokens": 4000, "messages": [{"role": "user", "content": QUESTION}]}
-    unfinished = threading.Event()
-
-    def half_a_body() -> Iterator[bytes]:
-        yield b'{"model": '
-        unfinished.wait(30)
-
-    requests: list[tuple[str, dict[str, Any]]] = [
-        ("/v1/chat/completions", {"json": long | {"ignore_eos": True}}),
-        ("/v1/messages", {"json": long}),
-        ("/tokenize", {"content": half_a_body(), "headers": {"Content-Type": "application/json"}}),
-    ]
+    long = {"model": MODEL, "max_tokens": 7000, "messages": [{"role": "user", "content": QUESTION}]}
+    urls = [f"{gateway.url}{path}" for path in ("/v1/chat/completions", "/v1/messages")]
     with ThreadPoolExecutor() as clients:
-        answers = [clients.submit(httpx.post, gateway.url + path, timeout=60.0, **more) for path, more in requests]
+        answers = [clients.submit(httpx.post, url, timeout=60.0, json=long | {"ignore_eos": True}) for url in urls]
+        answers.append(clients.submit(_half_a_body, gateway.url))
         wait_for(lambda: _running(simulated) >= 2, lambda: "the requests to run", 30.0)
         gateway.end()
         told = [answer.result() for answer in answers]
-        unfinished.set()
     for answer in told:
         assert answer.status_code == 503, answer.text
         assert int(answer.headers["retry-after"]) >= 1
@@ -290,6 +283,17 @@ def test_a_gateway_that_is_stopped_tells_those_whom_it_has_not_answered(
         assert answer.headers["x-request-id"]
     assert [answer.json().get("type") for answer in told] == [None, "error", None]
     simulated.wait_until_idle()
+
+
+def _half_a_body(url: str) -> httpx.Response:
+    """What a client is answered that has not sent all of its body."""
+    with closing(HTTPConnection(urlsplit(url).netloc, timeout=60.0)) as connection:
+        connection.putrequest("POST", "/tokenize")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "100")
+        connection.endheaders(b'{"model": ')
+        answer = connection.getresponse()
+        return httpx.Response(answer.status, headers=answer.getheaders(), content=answer.read())
 
 
 def _running(simulated: SimulatedMesh) -> int:
