@@ -21,6 +21,7 @@ os.environ.setdefault("SPOTWISE_COMPILED", "0")
 import docker
 import pytest
 import redis
+import structlog
 from docker.errors import DockerException, ImageNotFound
 from hypothesis import settings
 from testcontainers.core.container import DockerContainer
@@ -64,6 +65,14 @@ def pytest_runtest_setup() -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown() -> None:
     gc.collect()  # a socket that a test forgot fails this test, not any later one
+
+
+@pytest.fixture(autouse=True)
+def _logging_as_before() -> Iterator[None]:
+    """A command or a service in this process sets up its logging, and its test says nothing of that of later ones."""
+    before = structlog.get_config()
+    yield
+    structlog.configure(**before)
 
 
 @pytest.fixture(scope="session", params=["embedded", pytest.param("container", marks=pytest.mark.compose)])
