@@ -258,13 +258,13 @@ def test_a_newcomer_is_not_sent_behind_a_long_prompt(tmp_path: Path) -> None:
         "name": "slow",
         "iteration": {
             "kind": "linear",
-            "fixed_s": 0.2,
-            "prompt_token_s": 2e-3,
+            "fixed_s": 0.1,
+            "prompt_token_s": 1e-3,
             "prompt_context_s": 0.0,
             "decode_s": 1e-3,
             "decode_context_s": 0.0,
         },
-        "link": {"latency_s": 1.0, "bytes_per_s": 1e9},
+        "link": {"latency_s": 0.5, "bytes_per_s": 1e9},
         "kv_bytes_per_token": 4096,
         "kv_tokens": 16384,
     }
