@@ -27,8 +27,7 @@ class SchedulerSettings(ServiceSettings):
     max_passes: int = Field(
         16,
         ge=0,
-        description="how many requests may pass one of their priority on the worker that it waits for, while no worker "
-        "has enough free KV for it; 0: strictly in order",
+        description="how many requests may pass one of their priority that waits for free KV; 0: strictly in order",
     )
     max_unready_s: float = Field(
         30.0,
@@ -81,8 +80,7 @@ class SchedulerSettings(ServiceSettings):
         10.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds that an interruption costs a request: where the fleet is reported, answers queue longer for "
-        "machines that are likely to stay; 0: only queues count",
+        description="seconds that an interruption costs a request, where the fleet is reported; 0: only queues count",
     )
     token_s: float = Field(
         0.05,

@@ -87,8 +87,8 @@ class SpotWatcherSettings(ServiceSettings):
     fleet_supervisor: str = Field(
         "",
         pattern=r"^([0-9]+:[0-9]+)?$",
-        description="process with which local instances end: its pid and its start in clock ticks (field 22 of "
-        "/proc/PID/stat), PID:START; unset: they continue until they are given back",
+        description="process with which local instances end, PID:START with its start in clock ticks (field 22 of "
+        "/proc/PID/stat); unset: they continue until they are given back",
     )
     fleet_list_s: float | None = Field(
         None,
