@@ -112,8 +112,8 @@ class WorkerSettings(ModelServiceSettings):
     max_preemptions: int = Field(3, ge=1, description="preemptions after which a sequence keeps all its blocks")
     prompts_first: bool = Field(
         True,
-        description="with on_demand: prompts that wait for KV blocks take them from decoding sequences; false: strictly "
-        "first come, first served",
+        description="with on_demand: prompts that wait for KV blocks take them from decodes; false: first come, first "
+        "served",
     )
     preempt_after_ms: float = Field(
         1000.0, ge=0, description="milliseconds that a prompt waits for KV blocks before it takes them"
@@ -167,8 +167,7 @@ class WorkerSettings(ModelServiceSettings):
     burst_queues: int = Field(
         2,
         ge=0,
-        description="with proactive: number of uppermost queues whose requests are counted; blocks are kept free for as "
-        "many new sequences",
+        description="with proactive: number of uppermost queues; blocks are kept free for as many new sequences as they hold",
     )
     pool: Pool | None = Field(
         None, description="prompt, token or mixed; default: the pool that the service is named after"
@@ -202,18 +201,17 @@ class WorkerSettings(ModelServiceSettings):
     group_patience_s: float = Field(
         GROUP_PATIENCE_S,
         ge=0.2,
-        description="seconds without a sign of life after which a process of a group counts as lost; raise it on "
-        "overloaded machines",
+        description="seconds of silence after which a process of a group counts as lost; raise it on overloaded machines",
     )
     exchange_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="port where a process of a group accepts the connections of the others; 0 takes a free one",
+        description="port where a process of a group accepts the others' connections; 0 takes a free one",
     )
     peer_weights: bool = Field(
         True,
-        description="a process of a group fetches missing weights from other processes before it reads its model folder",
+        description="a process of a group fetches missing weights from others before it reads its model folder",
     )
     weights_port: int = Field(
         0, ge=0, le=65535, description="port where a process of a group serves weights to others; 0 takes a free one"

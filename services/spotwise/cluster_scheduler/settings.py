@@ -21,8 +21,7 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0,
         gt=0,
-        description="maximum seconds that a new request waits for a worker with free capacity; no limit for one whose "
-        "attempt was lost",
+        description="maximum seconds that a new request waits for a free worker; no limit for one whose attempt was lost",
     )
     max_passes: int = Field(
         16,
@@ -54,8 +53,8 @@ class SchedulerSettings(ServiceSettings):
     max_remaining_tokens: int | None = Field(
         None,
         ge=0,
-        description="maximum tokens in a token queue that is not empty; above it requests go to other pools; unset: only "
-        "memory counts",
+        description="maximum tokens in a token queue that is not empty; above it requests go to other pools; unset: no "
+        "limit",
     )
     decode_queue: DecodeQueue = Field(
         DecodeQueue.REMAINING_TOKENS,

@@ -95,12 +95,12 @@ class GatewaySettings(ModelServiceSettings):
     stream_keep_alive_s: float = Field(
         15.0,
         ge=0,
-        description="seconds without an event after which a stream gets a comment, so that no proxy cuts it; 0: none",
+        description="seconds without an event after which a stream gets a comment; 0: none",
     )
     answer_grace_s: int = Field(
         2,
         ge=0,
-        description="seconds that running answers have at SIGTERM or SIGINT to end; a second signal ends them at once",
+        description="seconds that running answers have to end at SIGTERM or SIGINT; a second signal ends them",
     )
     max_unread_tokens: int = Field(
         512,
@@ -110,8 +110,7 @@ class GatewaySettings(ModelServiceSettings):
     )
     cors_origins: str = Field(
         "",
-        description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "
-        "empty for none",
+        description="comma-separated origins (https://chat.example) whose pages may use the API; * for all; empty for none",
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request without one; unset: the rest of the context"
@@ -148,7 +147,7 @@ class GatewaySettings(ModelServiceSettings):
     )
     embedding_matryoshka: bool = Field(
         False,
-        description="embeddings may be cut to any number of dimensions, even if the model's config.json does not say so",
+        description="embeddings may be cut to any number of dimensions, whatever the model's config.json says",
     )
     least_priority: int = Field(
         LEAST_PRIORITY,
@@ -163,12 +162,12 @@ class GatewaySettings(ModelServiceSettings):
     submit_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="maximum seconds that a new request waits for a scheduler to accept it; then the client receives 503",
+        description="maximum seconds that a new request waits for a scheduler; then the client receives 503",
     )
     store_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="maximum seconds that the store may take to accept a record; then the client receives 503",
+        description="maximum seconds that the store may take for a record; then the client receives 503",
     )
     resume_s: float = Field(30.0, ge=0, description="seconds that a resumable request continues without its client")
     answer_kept_s: float = Field(

@@ -19,11 +19,10 @@ class PlannerSettings(ServiceSettings):
 
     moves: bool = Field(
         True,
-        description="move the requests of workers that leave; false: the workers finish them, or give them back at the "
-        "deadline",
+        description="move the requests of workers that leave; false: they finish them, or give them back at the deadline",
     )
     rebalances: bool = Field(
-        True, description="also move requests away from a worker that runs out of KV blocks, or left the token pool"
+        True, description="also move requests away from a worker without free KV blocks, or that left the token pool"
     )
     move_margin_s: float = Field(
         1.0,
