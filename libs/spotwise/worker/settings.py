@@ -127,8 +127,8 @@ class WorkerSettings(ModelServiceSettings):
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="approximate milliseconds that a part of a prompt may delay decodes or, with at least 256 tokens, later "
-        "requests; 0: no limit but max_prompt_tokens",
+        description="approximate milliseconds that a part of a prompt may delay decodes or, without decodes and with at "
+        "least 256 tokens, later requests; 0: no limit but max_prompt_tokens",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Scheduling.FCFS.value,
