@@ -13,31 +13,46 @@ import filelock
 import pytest
 import yaml  # type: ignore[import-untyped]
 
+from spotwise.cluster_scheduler.settings import SchedulerSettings
+from spotwise.gateway.settings import GatewaySettings
 from spotwise.mesh.process.server_urls import SentinelUrl
+from spotwise.mesh.service.settings import ServiceSettings
+from spotwise.migration_planner.settings import PlannerSettings
+from spotwise.spot_watcher.settings import SpotWatcherSettings
+from spotwise.worker.settings import WorkerSettings
 from tests.compose.project import ROOT, SERVICES
-from tests.compose.service_settings import SETTINGS, setting_rows
+from tests.unit.docs.docs_pages import quoted, section, table
 
 COMPOSE_TEXT = (ROOT / "docker-compose.yml").read_text()
 DOCS = (ROOT / "docs" / "deploy.md").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load(COMPOSE_TEXT)
 HA_SERVERS = {"nats-1", "nats-2", "redis-replica", "sentinel", "sentinel-1", "sentinel-2", "load-balancer"}
 HA_TEXT = (ROOT / "deploy" / "ha.env").read_text()
+#: By a service's name in docker-compose.yml.
+SETTINGS: dict[str, type[ServiceSettings]] = {
+    "gateway": GatewaySettings,
+    "cluster-scheduler": SchedulerSettings,
+    "prompt-worker": WorkerSettings,
+    "token-worker": WorkerSettings,
+    "migration-planner": PlannerSettings,
+    "spot-watcher": SpotWatcherSettings,
+}
 HA = dict(line.split("=", 1) for line in HA_TEXT.splitlines() if line and not line.startswith("#"))
 
 
-def test_documentation_lists_every_setting_with_its_default() -> None:
-    """Each setting has a row with the code's default, and no row is left of a removed setting."""
-    assert [str(row) for row in setting_rows() if str(row) not in DOCS] == []
-    documented = set(re.findall(r"^\| `(SPOTWISE_\w+)` \| [a-z, ]+ \|", DOCS, re.MULTILINE))
-    assert documented == {row.variable for row in setting_rows()}
-
-
 def test_documentation_lists_every_variable_of_the_compose_file() -> None:
-    """Each `${NAME:-default}` of the compose file has a row in the documentation."""
+    """Each `${NAME:-default}` has a row; those with a setting's own default are named above the table, which has no others."""
     variables = set(re.findall(r"\$\{(\w+):-([^}]*)\}", COMPOSE_TEXT))
     assert len(variables) > 10
-    for name, default in variables:
-        assert f"| `{name}` | {f'`{default}` ' if default else ''}|" in DOCS, name
+    text = section(DOCS, "What `docker-compose.yml` takes from the environment or from `.env`")
+    above = text.partition("\n| ---")[0]
+    rows = {(quoted(name)[0], default.strip("`")) for name, default, _ in table(text)}
+    defaults = {
+        f"SPOTWISE_{name.upper()}": info for each in SETTINGS.values() for name, info in each.model_fields.items()
+    }
+    named = {name: defaults[name].default for name in re.findall(r"`(SPOTWISE_\w+)`", above)}
+    assert rows | {(name, "" if default is None else str(default)) for name, default in named.items()} == variables
+    assert not named.keys() & dict(rows).keys()
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES))

@@ -1,4 +1,4 @@
-"""What every `InstanceProvider` keeps to: the same tests for each adapter, and for the example in docs/providers.md."""
+"""What every `InstanceProvider` keeps to: the same tests for each adapter, and for docs/examples/rack.py."""
 
 from __future__ import annotations
 

@@ -58,12 +58,11 @@ class WorkerSettings(ModelServiceSettings):
     niceness: int = Field(0, ge=0, le=19, description="niceness of the compute threads, as in nice(1)")
     decode_graphs: bool = Field(True, description="on a GPU: record decodes as CUDA graphs and replay them")
     shared_weights: Path | None = Field(
-        None, description="folder where the workers of a machine share packed weights; unset: each worker has a copy"
+        None, description="folder where a machine's workers share packed weights; unset: each has a copy"
     )
     cost_profiles: Path | None = Field(
         None,
-        description="folder where the workers of a machine keep the measured costs of their iterations; unset: each start "
-        "that needs them measures them",
+        description="folder where a machine's workers keep the measured costs of their iterations; unset: none is kept",
     )
     profile_seconds: float = Field(
         10.0, gt=0, description="approximate seconds for measuring the costs of iterations at a start"
@@ -73,12 +72,12 @@ class WorkerSettings(ModelServiceSettings):
         60.0,
         gt=0,
         description="minimum seconds of an iteration before its engine counts as stuck; at least twenty times the usual "
-        "time of an iteration, and ten times this setting before any was measured",
+        "time, and ten times this setting before any was measured",
     )
     kv_cache_bytes: Annotated[int, Field(gt=0)] | Literal["auto"] = Field(
         "auto",
-        description="bytes of KV memory; auto: nearly all of a GPU's free memory once the model is loaded, or a quarter "
-        "of the machine's, divided by local_workers, up to what max_num_seqs sequences of full context use",
+        description="bytes of KV memory; auto: nearly all of a GPU's free memory, or a quarter of the machine's, divided by "
+        "local_workers, up to what max_num_seqs sequences of full context use",
     )
     local_workers: int = Field(
         1,
@@ -95,8 +94,8 @@ class WorkerSettings(ModelServiceSettings):
     max_num_batched_tokens: int | None = Field(
         None,
         ge=1,
-        description="maximum tokens in an iteration, decodes included; longer prompts are computed in parts; unset: only "
-        "max_stall_ms and max_prompt_tokens cut prompts",
+        description="maximum tokens in an iteration, decodes included; unset: only max_stall_ms and max_prompt_tokens cut "
+        "prompts",
     )
     decodes_pause: bool = Field(
         False,
@@ -105,8 +104,7 @@ class WorkerSettings(ModelServiceSettings):
     )
     reserve: Reserve = Field(
         Reserve.ON_DEMAND,
-        description="when blocks for output tokens are allocated: on_demand (as tokens come, with preemption) or "
-        "max_tokens (all at once)",
+        description="when output tokens get blocks: on_demand (as they come, with preemption) or max_tokens (all at once)",
     )
     kv_watermark: float = Field(
         0.01, ge=0, lt=1, description="with on_demand: share of blocks that a new sequence leaves free while others run"
@@ -114,8 +112,8 @@ class WorkerSettings(ModelServiceSettings):
     max_preemptions: int = Field(3, ge=1, description="preemptions after which a sequence keeps all its blocks")
     prompts_first: bool = Field(
         True,
-        description="with on_demand: prompts that wait for KV blocks take them from decoding sequences; false: strictly "
-        "first come, first served",
+        description="with on_demand: prompts that wait for KV blocks take them from decodes; false: first come, first "
+        "served",
     )
     preempt_after_ms: float = Field(
         1000.0, ge=0, description="milliseconds that a prompt waits for KV blocks before it takes them"
@@ -129,8 +127,8 @@ class WorkerSettings(ModelServiceSettings):
     max_stall_ms: float = Field(
         60.0,
         ge=0,
-        description="approximate milliseconds that a part of a prompt may delay the decodes of its iteration, or, without "
-        "decodes, later requests; then a part has at least 256 tokens; 0: no limit but max_prompt_tokens",
+        description="approximate milliseconds that a part of a prompt may delay decodes or, without decodes and with at "
+        "least 256 tokens, later requests; 0: no limit but max_prompt_tokens",
     )
     policy: Annotated[str, AfterValidator(_served_policy)] = Field(
         Scheduling.FCFS.value,
@@ -148,20 +146,20 @@ class WorkerSettings(ModelServiceSettings):
     )
     profile: Path | None = Field(
         None,
-        description="cost profile, a file of spotwise profile, for mlfq and for the times of a simulated worker; unset: a "
-        "worker measures its own, and a simulated one has a built-in one",
+        description="cost profile, a file of spotwise profile, for mlfq and simulated workers; unset: measured, or of a "
+        "simulated worker built in",
     )
     when_full: WhenFull | None = Field(
         None,
-        description="what happens when no KV block is free: recompute (the lowest-ranked sequence is computed again), "
-        "defer (new sequences wait), reactive (the lowest-ranked sequence is swapped to the host) or "
-        "proactive (swapped ahead of need); default: proactive with mlfq, else recompute",
+        description="what happens when no KV block is free: recompute (the lowest-ranked sequence), defer (new sequences "
+        "wait), reactive (swap the lowest-ranked sequence to the host) or proactive (swap ahead of need); "
+        "default: proactive with mlfq, else recompute",
     )
     kv_host_bytes: int | None = Field(
         None,
         ge=0,
-        description="bytes of host memory for swapped KV; 0: none is swapped; default: an eighth of the free memory at "
-        "the start, divided by local_workers, and at least the size of the KV cache",
+        description="bytes of host memory for swapped KV; 0: none; default: an eighth of the free memory at the start, "
+        "divided by local_workers, and at least the KV cache",
     )
     spare_slots: int = Field(
         2, ge=0, description="with proactive: minimum number of new sequences for which blocks are kept free"
@@ -169,8 +167,7 @@ class WorkerSettings(ModelServiceSettings):
     burst_queues: int = Field(
         2,
         ge=0,
-        description="with proactive: number of uppermost queues whose requests are counted; blocks are kept free for as "
-        "many new sequences",
+        description="with proactive: number of uppermost queues; blocks are kept free for as many new sequences as they hold",
     )
     pool: Pool | None = Field(
         None, description="prompt, token or mixed; default: the pool that the service is named after"
@@ -178,8 +175,8 @@ class WorkerSettings(ModelServiceSettings):
     transfer_port: int = Field(0, ge=0, le=65535, description="port of the KV listener; 0 takes a free one")
     link_encryption: LinkEncryption = Field(
         LinkEncryption.AUTO,
-        description="encryption of KV, weights and the exchange of groups: auto (between hosts, where the mesh has a "
-        "secret), on or off",
+        description="encryption of KV, weights and activations on links: auto (between hosts, where the mesh has a secret), "
+        "on or off",
     )
     push_timeout_s: float = Field(
         10.0, gt=0, description="seconds from the end of a prompt's computation after which its KV hand-off has failed"
@@ -188,8 +185,7 @@ class WorkerSettings(ModelServiceSettings):
         0.0,
         ge=0,
         allow_inf_nan=False,
-        description="maximum seconds in which a worker drains itself at SIGTERM or SIGINT; a second signal ends it; 0: it "
-        "leaves at once",
+        description="maximum seconds in which a worker drains itself at SIGTERM or SIGINT; a second signal ends it; 0: none",
     )
     stages: int = Field(1, ge=1, description="P: pipeline stages; with P x M above 1 the worker leads a group")
     shards: int = Field(1, ge=1, description="M: shards of each stage; must divide the model's KV heads")
@@ -199,24 +195,23 @@ class WorkerSettings(ModelServiceSettings):
     )
     group_exchange: GroupExchange = Field(
         GroupExchange.AUTO,
-        description="how a group's processes exchange activations: shared memory, tcp, or auto (shared memory where all "
-        "are on one machine); the leader's setting counts",
+        description="how a group's processes exchange activations: shared memory, tcp, or auto (shared memory on one "
+        "machine); the leader's counts",
     )
     group_patience_s: float = Field(
         GROUP_PATIENCE_S,
         ge=0.2,
-        description="seconds without a sign of life after which a process of a group counts as lost; raise it on "
-        "overloaded machines",
+        description="seconds of silence after which a process of a group counts as lost; raise it on overloaded machines",
     )
     exchange_port: int = Field(
         0,
         ge=0,
         le=65535,
-        description="port where a process of a group accepts the connections of the others; 0 takes a free one",
+        description="port where a process of a group accepts the others' connections; 0 takes a free one",
     )
     peer_weights: bool = Field(
         True,
-        description="a process of a group fetches missing weights from other processes before it reads its model folder",
+        description="a process of a group fetches missing weights from others before it reads its model folder",
     )
     weights_port: int = Field(
         0, ge=0, le=65535, description="port where a process of a group serves weights to others; 0 takes a free one"

@@ -21,14 +21,12 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0,
         gt=0,
-        description="maximum seconds that a new request waits for a worker with free capacity; no limit for one whose "
-        "attempt was lost",
+        description="maximum seconds that a new request waits for a free worker; no limit for one whose attempt was lost",
     )
     max_passes: int = Field(
         16,
         ge=0,
-        description="how many requests may pass one of their priority on the worker that it waits for, while no worker "
-        "has enough free KV for it; 0: strictly in order",
+        description="how many requests may pass one of their priority that waits for free KV; 0: strictly in order",
     )
     max_unready_s: float = Field(
         30.0,
@@ -55,8 +53,8 @@ class SchedulerSettings(ServiceSettings):
     max_remaining_tokens: int | None = Field(
         None,
         ge=0,
-        description="maximum tokens in a token queue that is not empty; above it requests go to other pools; unset: only "
-        "memory counts",
+        description="maximum tokens in a token queue that is not empty; above it requests go to other pools; unset: no "
+        "limit",
     )
     decode_queue: DecodeQueue = Field(
         DecodeQueue.REMAINING_TOKENS,
@@ -81,8 +79,7 @@ class SchedulerSettings(ServiceSettings):
         10.0,
         ge=0,
         allow_inf_nan=False,
-        description="seconds that an interruption costs a request: where the fleet is reported, answers queue longer for "
-        "machines that are likely to stay; 0: only queues count",
+        description="seconds that an interruption costs a request, where the fleet is reported; 0: only queues count",
     )
     token_s: float = Field(
         0.05,

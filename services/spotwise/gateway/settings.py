@@ -44,8 +44,8 @@ class GatewaySettings(ModelServiceSettings):
     api_keys: str = Field("", repr=False, description="comma-separated bearer keys, each KEY or NAME:KEY")
     api_keys_file: Path | None = Field(
         None,
-        description="file of further keys, one a line as spotwise keys hash prints it; readable by its owner only; with "
-        "it every client needs a key, even if it is empty",
+        description="file of further keys, lines of spotwise keys hash, readable by its owner only; with it, even empty, "
+        "every client needs a key",
     )
     allow_anonymous: bool | None = Field(
         None,
@@ -61,21 +61,20 @@ class GatewaySettings(ModelServiceSettings):
     lame_duck_s: float = Field(
         0.0,
         ge=0,
-        description="seconds that a gateway still accepts requests after its first stop signal, while /readyz is 503, so "
-        "that load balancers remove it",
+        description="seconds that a gateway still accepts requests after its first stop signal, while /readyz is 503",
     )
     max_body_bytes: int = Field(8 << 20, ge=1024)
     keep_alive_s: int = Field(
         75,
         ge=1,
-        description="seconds that an idle connection stays open; set it above that of the clients (5 s in many), or a "
-        "request may meet a closing connection",
+        description="seconds that an idle connection stays open; set it above that of the clients (often 5 s), or a request "
+        "may meet a closing connection",
     )
     max_held_body_bytes: int = Field(
         128 << 20,
         ge=1024,
-        description="maximum bytes of large request bodies that are read or wait at the same time, half of it for one "
-        "key; above it clients receive 503",
+        description="maximum bytes of large request bodies that are read or wait at the same time, half of it for one key; "
+        "beyond it 503",
     )
     max_connections: int = Field(
         4096,
@@ -96,23 +95,22 @@ class GatewaySettings(ModelServiceSettings):
     stream_keep_alive_s: float = Field(
         15.0,
         ge=0,
-        description="seconds without an event after which a stream gets a comment, so that no proxy cuts it; 0: none",
+        description="seconds without an event after which a stream gets a comment; 0: none",
     )
     answer_grace_s: int = Field(
         2,
         ge=0,
-        description="seconds that running answers have at SIGTERM or SIGINT to end; a second signal ends them at once",
+        description="seconds that running answers have to end at SIGTERM or SIGINT; a second signal ends them",
     )
     max_unread_tokens: int = Field(
         512,
         ge=1,
-        description="tokens of a sequence that may wait for a slow client; above it the sequence is paused, and holds no "
-        "KV, until they are read",
+        description="tokens of a sequence that may wait for a slow client; beyond them it is paused, without KV, until they "
+        "are read",
     )
     cors_origins: str = Field(
         "",
-        description="comma-separated origins (https://chat.example) whose pages may use the API from a browser; * for all; "
-        "empty for none",
+        description="comma-separated origins (https://chat.example) whose pages may use the API; * for all; empty for none",
     )
     default_max_tokens: int | None = Field(
         None, ge=1, description="max_tokens of a chat request without one; unset: the rest of the context"
@@ -134,22 +132,22 @@ class GatewaySettings(ModelServiceSettings):
     )
     reasoning_parser: str = Field(
         AUTO,
-        description="how reasoning is found in the model's text: auto (as its tokenizer or chat template says), none, or "
-        "think (between <think> and </think>)",
+        description="form of reasoning in the model's text: auto (of its tokenizer or chat template), none, or think "
+        "(between <think> and </think>)",
     )
     control_tokens_in_text: ControlTokensInText = Field(
         "text",
-        description="how control tokens in the messages and tools of a chat are read, such as the end of a turn: text (as "
-        "any other text), or allow (as control tokens, so that clients can end and open turns)",
+        description="control tokens in the messages and tools of a chat, such as the end of a turn, are read as text, or "
+        "with allow as control tokens",
     )
     embedding_pooling: Pooling | None = Field(
         None,
         description="turns embeddings on, or changes them: last (hidden state of the last token) or mean (of all tokens); "
-        "unset: as the model's folder says, in the layout of sentence-transformers",
+        "unset: as the model's folder says",
     )
     embedding_matryoshka: bool = Field(
         False,
-        description="embeddings may be cut to any number of dimensions, even if the model's config.json does not say so",
+        description="embeddings may be cut to any number of dimensions, whatever the model's config.json says",
     )
     least_priority: int = Field(
         LEAST_PRIORITY,
@@ -159,18 +157,17 @@ class GatewaySettings(ModelServiceSettings):
     )
     prefix_sharing: Literal["tenant", "mesh"] = Field(
         "tenant",
-        description="which prompts share the KV of equal prefixes: tenant (those of keys of one name, and those without a "
-        "name), or mesh (all)",
+        description="which prompts share the KV of equal prefixes: tenant (those of keys of one name) or mesh (all)",
     )
     submit_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="maximum seconds that a new request waits for a scheduler to accept it; then the client receives 503",
+        description="maximum seconds that a new request waits for a scheduler; then the client receives 503",
     )
     store_timeout_s: float = Field(
         5.0,
         gt=0,
-        description="maximum seconds that the store may take to accept a record; then the client receives 503",
+        description="maximum seconds that the store may take for a record; then the client receives 503",
     )
     resume_s: float = Field(30.0, ge=0, description="seconds that a resumable request continues without its client")
     answer_kept_s: float = Field(
@@ -184,8 +181,8 @@ class GatewaySettings(ModelServiceSettings):
     recovery_s: float = Field(
         30.0,
         ge=0,
-        description="seconds that a lost attempt is retried before the client receives an error; time in which a "
-        "scheduler or worker holds the next attempt does not count",
+        description="seconds that a lost attempt is retried before the client receives an error, without the time in which "
+        "a scheduler or worker holds the next one",
     )
     stall_s: float = Field(
         600.0,

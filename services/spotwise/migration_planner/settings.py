@@ -19,11 +19,10 @@ class PlannerSettings(ServiceSettings):
 
     moves: bool = Field(
         True,
-        description="move the requests of workers that leave; false: the workers finish them, or give them back at the "
-        "deadline",
+        description="move the requests of workers that leave; false: they finish them, or give them back at the deadline",
     )
     rebalances: bool = Field(
-        True, description="also move requests away from a worker that runs out of KV blocks, or left the token pool"
+        True, description="also move requests away from a worker without free KV blocks, or that left the token pool"
     )
     move_margin_s: float = Field(
         1.0,
@@ -59,15 +58,15 @@ class PlannerSettings(ServiceSettings):
     latency_target_s: float | None = Field(
         None,
         ge=0,
-        description="seconds of a request that are fast enough; 0: at most a quarter more than the fastest fleet; unset: "
-        "twice those of a request without load on the fewest instances",
+        description="seconds of a request that are fast enough; 0: a quarter more than the fastest fleet; unset: twice "
+        "those of a request without load on the fewest instances",
     )
     load_headroom: float = Field(1.2, gt=0, description="factor on the measured load")
     hold_s: float = Field(
         30.0,
         ge=0,
-        description="seconds that a cheaper or faster configuration must stay better before it is taken, and that a "
-        "surplus lasts before it is given back",
+        description="seconds that a configuration must stay cheaper or faster before it is taken, and a surplus before it "
+        "is given back",
     )
     release_notice_s: float = Field(
         120.0, ge=0, description="maximum seconds in which devices leave an instance that is given back"

@@ -53,7 +53,7 @@ class SpotWatcherSettings(ServiceSettings):
     )
     azure_acknowledge: bool = Field(
         True,
-        description="acknowledge the event once the last worker has left; azure may take the machine before the deadline",
+        description="acknowledge the event once the last worker has left; azure may then take the machine",
     )
     node_name: str = Field(
         "", validate_default=True, description="node of kubernetes whose taints count; required with kubernetes"
@@ -87,8 +87,8 @@ class SpotWatcherSettings(ServiceSettings):
     fleet_supervisor: str = Field(
         "",
         pattern=r"^([0-9]+:[0-9]+)?$",
-        description="process with which local instances end: its pid and its start in clock ticks (field 22 of "
-        "/proc/PID/stat), PID:START; unset: they continue until they are given back",
+        description="process with which local instances end, PID:START with its start in clock ticks (field 22 of "
+        "/proc/PID/stat); unset: none",
     )
     fleet_list_s: float | None = Field(
         None,
@@ -117,8 +117,8 @@ class SpotWatcherSettings(ServiceSettings):
 
     fleet_reaction: TraceEffect = Field(
         TraceEffect.NOTICE,
-        description="for comparisons, what the trace's events do: notice, no_notice (instances end at once) or restart "
-        "(all instances end)",
+        description="for comparisons, what the trace's events do: notice, no_notice (instances end at once) or restart (all "
+        "end)",
     )
 
     @field_validator("fleet_command")

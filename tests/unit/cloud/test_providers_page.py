@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,9 @@ from spotwise.cloud.local_instances import LocalInstances
 from spotwise.core.messages.fleet import Market
 from tests.contracts.instances import InstanceProviderContract, Site
 
-PAGE = (Path(__file__).parents[3] / "docs" / "providers.md").read_text()
+DOCS = Path(__file__).parents[3] / "docs"
+PAGE = (DOCS / "providers.md").read_text()
+RACK = DOCS / "examples" / "rack.py"
 
 
 def example(heading: str) -> dict[str, Any]:
@@ -34,7 +37,7 @@ class RackSite:
     room = 4
 
     def __init__(self) -> None:
-        self._rack = example("Another provider")["Rack"]
+        self._rack = runpy.run_path(str(RACK))["Rack"]
         self._lent: dict[str, tuple[str, AcquiredInstance]] = {}
 
     async def open(self, mesh: str) -> InstanceProvider:

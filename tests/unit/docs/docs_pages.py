@@ -49,6 +49,12 @@ def table(text: str) -> list[list[str]]:
     return rows
 
 
+def subsections(text: str) -> dict[str, str]:
+    """The texts of a section's sub-sections by their headings."""
+    _, *parts = re.split(r"^### (.+)\n", text, flags=re.MULTILINE)
+    return dict(zip(parts[::2], parts[1::2], strict=True))
+
+
 def quoted(cell: str) -> list[str]:
     """The texts in backticks."""
     return re.findall(r"`([^`]+)`", cell)

@@ -1,4 +1,4 @@
-"""The table of clients in docs/api.md has every program of tests/clients, with its locked versions and all its checks."""
+"""The table of clients in docs/api.md has every program of tests/clients, with its locked versions."""
 
 from __future__ import annotations
 
@@ -36,21 +36,19 @@ def programs() -> dict[Path, list[str]]:
     return found
 
 
-def expected(program: Path, environments: list[str]) -> tuple[set[str], set[str]]:
-    """A program's packages with their versions, and its checks in words."""
+def versions(program: Path, environments: list[str]) -> set[str]:
+    """A program's packages with their versions."""
     text = program.read_text()
     (packages,) = (re.findall(r'"([^"]+)"', line) for line in re.findall(r"^(?:    |await )run\((.*)\)", text, re.M))
-    versions = {f"{package} {locked(environment)[package]}" for environment in environments for package in packages}
-    checks = re.findall(r'^check\("(\w[\w.]*)"|^@check\n(?:async )?def (\w+)', text, re.M)
-    return versions, {(node or python).replace("_", " ") for node, python in checks}
+    return {f"{package} {locked(environment)[package]}" for environment in environments for package in packages}
 
 
 def test_every_program_has_its_row() -> None:
     rows = {}
-    for client, versions, checks in table(section(API.read_text(), "Clients")):
+    for client, tested in table(section(API.read_text(), "Clients")):
         (program,) = re.findall(r"\]\(\.\./([^)]+)\)", client)
-        rows[CLIENTS.parents[1] / program] = set(quoted(versions)), set(checks.split(", "))
-    assert rows == {program: expected(program, environments) for program, environments in programs().items()}
+        rows[CLIENTS.parents[1] / program] = set(quoted(tested))
+    assert rows == {program: versions(program, environments) for program, environments in programs().items()}
 
 
 def test_every_program_is_run() -> None:

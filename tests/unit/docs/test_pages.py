@@ -154,7 +154,7 @@ def test_every_parameter_of_responses_is_listed() -> None:
     shared = set(SharedRequest.model_fields)
     own = set(ResponsesRequest.model_fields) - shared - {"chat_template_kwargs", "stream"}
     require_rows({name for row in table(text) for name in quoted(row[0])}, own, "docs/api.md, Responses")
-    without = re.search(r"but (.*?), and of chats `chat_template_kwargs`", text, re.DOTALL)
+    without = re.search(r"but\s+(.*?), and of chats\s+`chat_template_kwargs`", text, re.DOTALL)
     assert without is not None
     both = set(ChatRequest.model_fields) & set(CompletionRequest.model_fields)
     assert set(quoted(without[1])) == both - shared

@@ -17,17 +17,17 @@ from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
-from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, require_rows, section, table
+from tests.unit.docs.docs_pages import DEPLOY, PAGES, ROOT, page_name, quoted, require_rows, section, subsections, table
 
 OWNERS: dict[str, type[BaseSettings]] = {
-    "all": ServiceSettings,
+    "all services": ServiceSettings,
     "workers": WorkerSettings,
     "simulated workers": SimulatedWorkerSettings,
     "simulated devices": SimulatedDeviceSettings,
-    "gateway": GatewaySettings,
-    "scheduler": SchedulerSettings,
-    "watcher": SpotWatcherSettings,
-    "planner": PlannerSettings,
+    "gateways": GatewaySettings,
+    "schedulers": SchedulerSettings,
+    "watchers": SpotWatcherSettings,
+    "planners": PlannerSettings,
 }
 
 
@@ -47,28 +47,37 @@ def shown_default(settings: type[BaseSettings], field: str) -> str:
     return "" if default in (None, "") else f"`{default}`"
 
 
-def test_the_table_has_every_setting_with_its_default() -> None:
-    """The table has each service's own settings and the common ones, and no others."""
+def rows() -> list[tuple[str, str, str, str]]:
+    """Variable, owner, default and meaning of each row of the tables, once for each owner that a heading names."""
+    tables = subsections(section(DEPLOY.read_text(), "Settings of the services"))
+    return [
+        (quoted(variable)[0], owner, default, meaning)
+        for heading, text in tables.items()
+        for owner in heading.removeprefix("Of ").split(" and ")
+        for variable, default, meaning in table(text)
+    ]
+
+
+def test_the_tables_have_every_setting_with_its_default() -> None:
+    """They have each service's own settings and the common ones, each once, and no others."""
     shown: dict[str, dict[str, str]] = {owner: {} for owner in OWNERS}
-    for variable, owners, default, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
-        for owner in owners.split(", "):
-            shown[owner][quoted(variable)[0]] = default
+    for variable, owner, default, meaning in rows():
+        assert variable not in shown[owner]
+        shown[owner][variable] = default
         assert meaning
     for owner, settings in OWNERS.items():
         own = set(settings.model_fields) - set(INHERITED.get(owner, ServiceSettings).model_fields)
-        own |= set(settings.model_fields) if owner == "all" else set()
+        own |= set(settings.model_fields) if owner == "all services" else set()
         where = f"docs/deploy.md, Settings of the services, {owner}"
         require_rows(set(shown[owner]), {f"SPOTWISE_{field.upper()}" for field in own}, where)
         assert shown[owner] == {f"SPOTWISE_{field.upper()}": shown_default(settings, field) for field in own}
 
 
-def test_the_table_describes_each_setting_as_the_code_does() -> None:
-    """The table has the description of each field that has one, with possible mark-up."""
-    for variable, owners, _, meaning in table(section(DEPLOY.read_text(), "Settings of the services")):
-        field = quoted(variable)[0].removeprefix("SPOTWISE_").lower()
-        for owner in owners.split(", "):
-            said = OWNERS[owner].model_fields[field].description
-            assert said is None or meaning.replace("`", "") == said, f"docs/deploy.md, {variable}: write {said!r}"
+def test_the_tables_describe_each_setting_as_the_code_does() -> None:
+    """They have the description of each field that has one, with possible mark-up."""
+    for variable, owner, _, meaning in rows():
+        said = OWNERS[owner].model_fields[variable.removeprefix("SPOTWISE_").lower()].description
+        assert said is None or meaning.replace("`", "") == said, f"docs/deploy.md, {variable}: write {said!r}"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=page_name)

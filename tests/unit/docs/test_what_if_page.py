@@ -1,16 +1,13 @@
-"""The examples of the page on one's own fleet are what the command line prints, and its table has every option."""
+"""The examples of the page on one's own fleet are what the command line prints."""
 
 from __future__ import annotations
 
 import shlex
 
 import pytest
-import typer.main
-from typer.core import TyperGroup
 
-from spotwise.cli.simulate.app import simulate
 from tests.unit.cli.command_line import command_line
-from tests.unit.docs.docs_pages import ROOT, fenced, quoted, section, table
+from tests.unit.docs.docs_pages import ROOT, fenced
 
 PAGE = (ROOT / "docs" / "what-if.md").read_text()
 EXAMPLES = fenced(PAGE, "console")
@@ -39,12 +36,3 @@ def test_an_example_prints_what_the_page_shows(
     ended = command_line(monkeypatch, capfd)(*arguments, "--jobs", "1")
     assert ended.status == 0, ended.stderr
     assert lines(ended.stdout) == lines(shown)
-
-
-def test_every_option_is_in_the_table() -> None:
-    group = typer.main.get_command(simulate)
-    assert isinstance(group, TyperGroup)
-    command = group.commands["spot"]
-    options = [option for parameter in command.params for option in parameter.opts]
-    listed = [name for row in table(section(PAGE, "Options")) for name in quoted(row[0])]
-    assert sorted(listed) == sorted(options)

@@ -52,7 +52,7 @@ def test_a_taken_port_is_passed_over(outgoing: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_what_one_process_chose_no_other_does(outgoing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Although nobody listens there yet: a gateway does so only seconds after its port was chosen."""
+    """Although no process listens there yet: a gateway does so only seconds after its port was chosen."""
     program = """
 from spotwise.mesh.embedded.ports import claim_port, quiet_ports
 print(next(quiet_ports()), flush=True)

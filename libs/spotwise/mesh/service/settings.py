@@ -42,13 +42,13 @@ class ServiceSettings(BaseSettings):
     store_bytes: int = Field(
         DEFAULT_STORE_BYTES,
         ge=1 << 20,
-        description="bytes of the store's budget for records, ledgers, requests with their answers and stored responses "
-        "of all gateways; the same for all members, well below Redis' maxmemory",
+        description="bytes of the store's budget, of all gateways together; the same for all members, well below Redis' "
+        "maxmemory",
     )
     bind_host: str = Field(
         "127.0.0.1",
-        description="address on which health and control listen; the KV listener takes all interfaces, or loopback where the "
-        "advertised address is a loopback one",
+        description="address on which health and control listen; the KV listener takes all interfaces, or loopback where "
+        "peers use a loopback address",
     )
     advertise_host: str | None = Field(
         None,
@@ -57,7 +57,7 @@ class ServiceSettings(BaseSettings):
     mesh_secret_file: Path | None = Field(
         None,
         description="file with the secret that all processes of the mesh share, 32 bytes or more, mode 0600; unset: any "
-        "process that reaches a port may take part",
+        "process may take part",
     )
     tls_dir: Path | None = Field(
         None,
@@ -72,13 +72,11 @@ class ServiceSettings(BaseSettings):
     stuck_after_s: float = Field(
         30.0,
         ge=0,
-        description="seconds without progress of the event loop after which the process exits with status 70, to be "
-        "restarted; four times as many for a message or periodic work; 0: never",
+        description="seconds without progress of the event loop after which the process exits with status 70; four times as "
+        "many for a message or periodic work; 0: never",
     )
     pulse_file: Path | None = Field(None, description="file that the event loop touches twice a second; unset: none")
-    journal: Path | None = Field(
-        None, description="folder for journals of the events that a member received and its decisions; unset: none"
-    )
+    journal: Path | None = Field(None, description="folder for journals of events and decisions; unset: none")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"
 
@@ -138,8 +136,7 @@ class ModelServiceSettings(ServiceSettings):
     model_name: str = Field("", description="model name in requests; default: the folder's name")
     adapters: str = Field(
         "",
-        description="comma-separated LoRA adapters, each NAME=FOLDER, that requests may name as their model; the same for "
-        "gateways and workers",
+        description="comma-separated LoRA adapters, each NAME=FOLDER; the same for gateways and workers",
     )
 
     @field_validator("model_dir")

@@ -1,4 +1,4 @@
-"""A scheduling policy of one's own, as the tour shows it: the shortest prompt runs first."""
+"""A scheduling policy of one's own, as the tour has it: the shortest prompt runs first."""
 
 from __future__ import annotations
 
