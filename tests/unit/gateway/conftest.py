@@ -9,8 +9,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from spotwise.gateway.access.api_access import ApiAccess
@@ -99,10 +99,10 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> Callable[..., FastAPI]:
+def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> Callable[..., Starlette]:
     """Build the app over the fake mesh with the given options."""
 
-    def make(api_keys: Iterable[ApiKey] = (), access: ApiAccess | None = None, **options: object) -> FastAPI:
+    def make(api_keys: Iterable[ApiKey] = (), access: ApiAccess | None = None, **options: object) -> Starlette:
         metrics = GatewayMetrics(registry, MODEL)
         access = access or open_to(api_keys)
         return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, access)  # type: ignore[arg-type]
@@ -111,7 +111,7 @@ def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> Cal
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.AsyncClient]:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://gateway") as opened:
         yield opened
 

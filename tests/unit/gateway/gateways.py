@@ -8,8 +8,8 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import (
@@ -114,7 +114,7 @@ class Gateways:
         self.generations: list[MeshGeneration] = []
         self._stack, self._text, self._model_dir = stack, text, model_dir
 
-    async def start(self, name: str) -> FastAPI:
+    async def start(self, name: str) -> Starlette:
         """Start one; return its API."""
         settings = GatewaySettings(service_id=name, model_dir=self._model_dir, model_name=MODEL, resume_s=5.0)
         member = Member(name, MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")

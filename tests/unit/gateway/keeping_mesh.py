@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.types import Message
 
 from spotwise.core.gateway.keeping import KeepingRole
@@ -127,7 +127,7 @@ def keeping_app(
     resume_s: float = 30.0,
     api_keys: Iterable[ApiKey] = (),
     **options: Any,
-) -> FastAPI:
+) -> Starlette:
     """The API of one gateway; `options`: of its `ApiOptions`."""
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     keep = keeper(mesh, metrics, KeepingLimits(name, resume_s=resume_s))
@@ -161,7 +161,7 @@ class Client:
 
     def __init__(
         self,
-        app: FastAPI,
+        app: Starlette,
         method: str,
         path: str,
         body: Any = None,

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
 import uvicorn
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
 from spotwise.http.protocol import http_protocol
@@ -84,7 +84,9 @@ class Client:
 
 
 @contextlib.asynccontextmanager
-async def listening(app: FastAPI, limits: HttpLimits, send_buffer_bytes: int | None = None) -> AsyncIterator[Listening]:
+async def listening(
+    app: Starlette, limits: HttpLimits, send_buffer_bytes: int | None = None
+) -> AsyncIterator[Listening]:
     """Serve an app."""
     errors: list[str] = []
     taken = socket.create_server((LOOPBACK, 0))

@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -325,5 +325,5 @@ async def test_thinking_of_messages_reaches_the_template(
     assert text.decode(mesh.spec.prompt_token_ids).endswith(end)
 
 
-def app_of(mesh: FakeMesh, text: ChatText) -> FastAPI:
+def app_of(mesh: FakeMesh, text: ChatText) -> Starlette:
     return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(CollectorRegistry(), MODEL), open_to())

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.gateway.settings import GatewaySettings
@@ -52,12 +52,12 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.fixture
-def app(make_app: Callable[..., FastAPI]) -> FastAPI:
+def app(make_app: Callable[..., Starlette]) -> Starlette:
     return make_app(max_answer_logprobs=1000)
 
 
 @pytest.fixture
-async def client(app: FastAPI) -> Any:
+async def client(app: Starlette) -> Any:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as opened:
         yield opened
 
@@ -131,7 +131,7 @@ def test_answers_under_way_share_room() -> None:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_an_answer_that_finds_no_room_is_told(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, stream: bool
+    make_app: Callable[..., Starlette], mesh: FakeMesh, stream: bool
 ) -> None:
     """By a 503 before anything is generated; the next one after those that hold it is answered."""
     body = COMPLETION | {"prompt": [[5] * 200] * 12, "echo": True, "max_tokens": 0, "logprobs": 20, "stream": stream}

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
@@ -132,7 +132,7 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     ids=["echoes", "chat", "responses"],
 )
 async def test_much_that_comes_at_once_is_written_in_threads(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, threads: Threads, path: str, body: dict[str, Any], stream: bool
+    make_app: Callable[..., Starlette], mesh: FakeMesh, threads: Threads, path: str, body: dict[str, Any], stream: bool
 ) -> None:
     """A prompt's log-probabilities, or hundreds of tokens; the answer is the same as of small work."""
     mesh.reply = [5] * 200

@@ -10,11 +10,11 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fastapi import FastAPI
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -104,12 +104,12 @@ def bodies(path: str) -> st.SearchStrategy[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def app(text: ChatText) -> FastAPI:
+def app(text: ChatText) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
     return create_app(FakeMesh([72, 73, 2]), text, ApiOptions(MODEL, embeddings=EMBEDDINGS), metrics, open_to())
 
 
-async def check(app: FastAPI, method: str, path: str, content: bytes, headers: dict[str, str]) -> None:
+async def check(app: Starlette, method: str, path: str, content: bytes, headers: dict[str, str]) -> None:
     transport = httpx.ASGITransport(app)  # which raises what the app does not answer
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
         answer = await client.request(method, path, content=content, headers=headers)
@@ -126,7 +126,7 @@ QUICK = settings(max_examples=80, suppress_health_check=[HealthCheck.function_sc
 
 
 @pytest.mark.parametrize("path", ENDPOINTS)
-def test_any_parameters_are_answered_or_refused(app: FastAPI, path: str) -> None:
+def test_any_parameters_are_answered_or_refused(app: Starlette, path: str) -> None:
     """With names that the API has and others, and with headers that are wrong."""
 
     @QUICK
@@ -141,7 +141,7 @@ def test_any_parameters_are_answered_or_refused(app: FastAPI, path: str) -> None
     answered()
 
 
-def test_any_bytes_on_any_path_are_refused(app: FastAPI) -> None:
+def test_any_bytes_on_any_path_are_refused(app: Starlette) -> None:
     """Bodies that are no JSON, methods and paths that are none of the API's."""
 
     paths = [*ENDPOINTS, "/v1/models", "/v1/models/x/y", "/v1", "/nothing", "/v1/completions//"]

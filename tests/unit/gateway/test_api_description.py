@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import httpx
 import pytest
 import schemathesis
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from schemathesis import BaseSchema, GenerationMode
+from starlette.applications import Starlette
+from starlette.routing import Route
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -17,7 +19,7 @@ from tests.fakes.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says
 from tests.unit.gateway.access import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
-from tests.unit.gateway.keeping_mesh import storing
+from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app, storing
 
 #: So that `make test-properties` makes all examples.
 pytestmark = pytest.mark.hypothesis
@@ -49,15 +51,34 @@ def described(text: ChatText) -> BaseSchema:
 
 
 def _described(text: ChatText, options: ApiOptions) -> BaseSchema:
+    return schemathesis.openapi.from_asgi("/openapi.json", _app(text, options), config=CONFIG)
+
+
+def _app(text: ChatText, options: ApiOptions) -> Starlette:
     metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    app: FastAPI = create_app(FakeMesh([72, 73, 2]), text, options, metrics, open_to(), stored=storing(MemoryStore()))
-    return schemathesis.openapi.from_asgi("/openapi.json", app, config=CONFIG)
+    return create_app(FakeMesh([72, 73, 2]), text, options, metrics, open_to(), stored=storing(MemoryStore()))
 
 
 def test_all_paths_are_described(described: BaseSchema) -> None:
     described.validate()
     labels = [operation.ok().label for operation in described.get_all_operations()]
     assert sorted(labels) == sorted([*GENERATING, *STORED, *EMBEDDING, *TOKENS, *READING])
+
+
+@pytest.mark.parametrize("keeps", [False, True])
+async def test_the_description_has_the_routes_of_the_app(text: ChatText, keeps: bool) -> None:
+    """All of them but its own; every GET answers a HEAD, too."""
+    mesh = KeepingMesh([72, 73, 2])
+    app = keeping_app(mesh, text) if keeps else _app(text, ApiOptions(MODEL))
+    routes = {
+        (each.path_format, method) for each in app.routes if isinstance(each, Route) for method in each.methods or ()
+    }
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+        paths = (await client.get("/openapi.json")).json()["paths"]
+    described = {(path, method.upper()) for path, item in paths.items() for method in item.keys() - {"parameters"}}
+    assert ("/v1/requests/{request_id}" in paths) is keeps
+    assert described | {("/openapi.json", "GET")} == {(path, method) for path, method in routes if method != "HEAD"}
+    assert {path for path, method in routes if method == "HEAD"} == {path for path, method in routes if method == "GET"}
 
 
 @pytest.mark.parametrize("label", [*GENERATING, *STORED, *EMBEDDING, *TOKENS, *READING])

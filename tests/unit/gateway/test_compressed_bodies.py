@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.http.body import PIECE_BYTES, Gunzip
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE
@@ -19,7 +19,7 @@ LIMIT = 1 << 20
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., FastAPI]) -> httpx.AsyncClient:
+async def client(make_app: Callable[..., Starlette]) -> httpx.AsyncClient:
     app = make_app(max_body_bytes=LIMIT, max_held_bytes=LIMIT, embeddings=EMBEDDINGS)
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.event_loop import INLINE_BYTES
@@ -24,7 +24,7 @@ CROWD = 12
 
 @pytest.mark.parametrize("named", [True, False], ids=["named keys", "keys without names"])
 async def test_slow_grammars_of_one_key_delay_no_other_key(
-    make_app: Callable[..., FastAPI], text: ChatText, monkeypatch: pytest.MonkeyPatch, named: bool
+    make_app: Callable[..., Starlette], text: ChatText, monkeypatch: pytest.MonkeyPatch, named: bool
 ) -> None:
     """While two of them compile and the others wait, another key's chats are planned, and those with grammars of its own."""
     compiling, go_on = 0, threading.Event()

@@ -8,8 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
@@ -30,7 +30,7 @@ WAITING: list[tuple[str, dict[str, Any]]] = [
 UPLOADS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
 
 
-async def test_what_is_not_answered_is_told(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_what_is_not_answered_is_told(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """In OpenAI's form or Anthropic's, a 503 with `Retry-After`; nothing is left in the mesh."""
     mesh.hang_at = 0
     async with listening(make_app(embeddings=EMBEDDINGS), HttpLimits()) as server:
@@ -57,7 +57,7 @@ async def test_what_is_not_answered_is_told(make_app: Callable[..., FastAPI], me
 
 
 async def test_a_stream_that_has_begun_is_cut(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, registry: CollectorRegistry
+    make_app: Callable[..., Starlette], mesh: FakeMesh, registry: CollectorRegistry
 ) -> None:
     """Without an end of its body, so that no client takes the half for the whole."""
     mesh.hang_at = 2
@@ -73,7 +73,7 @@ async def test_a_stream_that_has_begun_is_cut(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], mesh: FakeMesh, path: str) -> None:
+async def test_what_ends_in_time_is_answered(make_app: Callable[..., Starlette], mesh: FakeMesh, path: str) -> None:
     entered, go = asyncio.Event(), asyncio.Event()
     generate = mesh.generate
 
@@ -95,7 +95,7 @@ async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], m
     assert head.startswith(b"http/1.1 200")
 
 
-async def test_a_second_signal_ends_the_grace(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_second_signal_ends_the_grace(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """However long answers under way have to end, they are told at once then."""
     mesh.hang_at = 0
     async with listening(make_app(), HttpLimits()) as server:

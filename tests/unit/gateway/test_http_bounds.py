@@ -10,8 +10,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from spotwise.gateway.access.auth import ApiKey
@@ -27,7 +27,7 @@ from spotwise.text.stop_strings import StopTables
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 

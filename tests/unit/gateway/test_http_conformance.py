@@ -7,14 +7,14 @@ import json
 from collections.abc import Callable
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.limits import HttpLimits
 from tests.unit.gateway.fake_mesh import COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Client, listening
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 PATIENT = HttpLimits(header_timeout_s=60, body_timeout_s=60, write_timeout_s=60)
 BODY = json.dumps(COMPLETION).encode()
 LINE = b"POST /v1/completions HTTP/1.1"

@@ -10,14 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
 from tests.contracts.waiting import until
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Listening, listening, post
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 PATH = "/v1/completions"
 BODY = json.dumps(COMPLETION).encode()
 #: Short times, but for what a test does not wait for.

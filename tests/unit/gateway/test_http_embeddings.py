@@ -10,8 +10,8 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from spotwise.core.requests.request import StopCriteria
@@ -26,12 +26,12 @@ PATH = "/v1/embeddings"
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(make_app(embeddings=EMBEDDINGS)) as opened:
         yield opened
 
 
-def client_of(app: FastAPI) -> httpx.AsyncClient:
+def client_of(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 
@@ -98,7 +98,7 @@ async def test_inputs_are_cut(
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(CONTEXT_LENGTH, None), (7, 7), (CONTEXT_LENGTH, 10_000)])
 async def test_an_input_may_fill_the_context(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, longest: int, max_tokens: int | None
+    make_app: Callable[..., Starlette], mesh: FakeMesh, longest: int, max_tokens: int | None
 ) -> None:
     """Or what the model was trained for, where that is less; a longer one is refused, or cut to that."""
     async with client_of(make_app(embeddings=EmbeddingModel(Pooling.MEAN, max_tokens=max_tokens))) as client:
@@ -144,7 +144,7 @@ async def test_dimensions_are_the_first_ones(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_dimensions_are_those_that_the_model_has(
-    make_app: Callable[..., FastAPI], model: EmbeddingModel, given: int | None, withheld: int, code: str
+    make_app: Callable[..., Starlette], model: EmbeddingModel, given: int | None, withheld: int, code: str
 ) -> None:
     """All of them always; fewer where the first ones were trained to be embeddings, too."""
     async with client_of(make_app(embeddings=model)) as client:
@@ -153,7 +153,7 @@ async def test_dimensions_are_those_that_the_model_has(
         assert len(found["embedding"]) == (given or 4)
 
 
-async def test_lengths_are_the_models_unless_the_request_says(make_app: Callable[..., FastAPI]) -> None:
+async def test_lengths_are_the_models_unless_the_request_says(make_app: Callable[..., Starlette]) -> None:
     async with client_of(make_app(embeddings=EmbeddingModel(Pooling.LAST, normalizes=False))) as client:
         (found,) = (await embedded(client, input=[3, 4]))["data"]
         assert found["embedding"] == pytest.approx(embedding_of([3, 4]), rel=1e-6)
@@ -168,7 +168,7 @@ def test_an_embedding_of_no_length_stays() -> None:
         finished(np.array([1, np.inf], np.float32), None, normalizes=True)
 
 
-async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: Callable[..., FastAPI]) -> None:
+async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: Callable[..., Starlette]) -> None:
     """And why it has none."""
     async with client_of(make_app()) as client:
         answer = await client.post(PATH, json=EMBEDDING)
@@ -233,7 +233,7 @@ async def test_an_error_of_one_input_ends_the_others(client: httpx.AsyncClient, 
     assert not mesh.open and len(mesh.specs) < 100
 
 
-async def test_a_client_that_leaves_ends_its_work(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_client_that_leaves_ends_its_work(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """In the mesh, too."""
     mesh.hang_at = 0
     scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b"", "state": {}}

@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
@@ -185,7 +185,7 @@ async def _chunks(count: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_oversize_body(make_app: Callable[..., FastAPI], announced: bool) -> None:
+async def test_oversize_body(make_app: Callable[..., Starlette], announced: bool) -> None:
     """413, by the announced length or when a chunked body grows past the limit."""
     app = make_app(max_body_bytes=1000)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:

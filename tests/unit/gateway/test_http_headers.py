@@ -9,18 +9,18 @@ from pathlib import Path
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.settings import GatewaySettings
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 ORIGIN = "https://chat.example"
 
 
-def connect(app: FastAPI, **headers: str) -> httpx.AsyncClient:
+def connect(app: Starlette, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.apis.messages import prepare_message
@@ -53,11 +53,11 @@ def thinking(roomy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ChatT
     return ChatText.load(folder)
 
 
-def app_of(mesh: FakeMesh, text: ChatText) -> FastAPI:
+def app_of(mesh: FakeMesh, text: ChatText) -> Starlette:
     return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(CollectorRegistry(), MODEL), open_to())
 
 
-async def post(app: FastAPI, body: dict[str, Any], path: str = MESSAGES) -> httpx.Response:
+async def post(app: Starlette, body: dict[str, Any], path: str = MESSAGES) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         return await client.post(path, json=body)
 
@@ -326,7 +326,7 @@ async def test_errors_of_these_paths_have_their_form(
 
 
 @pytest.mark.parametrize("path", [MESSAGES, "/v1/chat/completions"])
-async def test_keys_are_taken_from_either_header(make_app: Callable[..., FastAPI], path: str) -> None:
+async def test_keys_are_taken_from_either_header(make_app: Callable[..., Starlette], path: str) -> None:
     """On every path; a bearer key goes first."""
     app = make_app(api_keys=(ApiKey("right"),))
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:

@@ -8,15 +8,15 @@ from collections.abc import AsyncIterator, Callable
 import httpx2
 import openai
 import pytest
-from fastapi import FastAPI
 from openai import AsyncOpenAI
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
 
 
 @pytest.fixture
-async def api(make_app: Callable[..., FastAPI]) -> AsyncIterator[AsyncOpenAI]:
+async def api(make_app: Callable[..., Starlette]) -> AsyncIterator[AsyncOpenAI]:
     app = make_app(api_keys=(ApiKey("key"),))
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway") as http:
         yield AsyncOpenAI(api_key="key", base_url="http://gateway/v1", http_client=http, max_retries=0)
@@ -64,7 +64,7 @@ async def test_completions(api: AsyncOpenAI) -> None:
     assert "".join(pieces) == "Hello, world!"
 
 
-async def test_embeddings(make_app: Callable[..., FastAPI]) -> None:
+async def test_embeddings(make_app: Callable[..., Starlette]) -> None:
     """OpenAI's client asks for base64 by itself, and gives numbers; of either format it gives the same."""
     app = make_app(embeddings=EMBEDDINGS)
     async with httpx2.AsyncClient(transport=httpx2.ASGITransport(app), base_url="http://gateway") as http:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
@@ -78,7 +78,9 @@ async def test_defaults(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
 
 
 @pytest.mark.parametrize("default", [20, 10_000])
-async def test_default_max_tokens_of_the_server(make_app: Callable[..., FastAPI], mesh: FakeMesh, default: int) -> None:
+async def test_default_max_tokens_of_the_server(
+    make_app: Callable[..., Starlette], mesh: FakeMesh, default: int
+) -> None:
     """The server may bound chats that name no bound; the context bounds them anyway."""
     transport = httpx.ASGITransport(make_app(default_max_tokens=default))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

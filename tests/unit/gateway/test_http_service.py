@@ -7,18 +7,18 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from structlog.testing import capture_logs
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.errors import GenerationError
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
-def connect(app: FastAPI, **headers: str) -> httpx.AsyncClient:
+def connect(app: Starlette, **headers: str) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 from starlette.types import Message
 
 from spotwise.http.errors import GenerationError
@@ -39,7 +39,7 @@ async def stream(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> 
 class Connection:
     """A client that reads event by event and can leave: the ASGI side of a socket."""
 
-    def __init__(self, app: FastAPI, path: str, body: dict[str, Any]) -> None:
+    def __init__(self, app: Starlette, path: str, body: dict[str, Any]) -> None:
         self.sent: asyncio.Queue[Message] = asyncio.Queue()
         self._left = asyncio.Event()
         self._incoming: list[Message] = [
@@ -182,7 +182,7 @@ async def test_failure_in_mid_stream(
     assert registry.get_sample_value("vllm:request_success_total", labels) == 1
 
 
-async def test_events_are_sent_as_tokens_come(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_events_are_sent_as_tokens_come(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     mesh.hang_at = 1
     connection = Connection(make_app(), "/v1/chat/completions", CHAT | {"stream": True})
     assert b'"role":"assistant"' in await connection.read()
@@ -191,7 +191,7 @@ async def test_events_are_sent_as_tokens_come(make_app: Callable[..., FastAPI], 
     await connection.leave()
 
 
-async def test_a_stream_begins_when_the_mesh_accepts(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_stream_begins_when_the_mesh_accepts(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """An item without tokens opens the stream before the first token is there; errors are then events."""
     mesh.announces, mesh.hang_at = True, 0
     app = make_app()
@@ -209,7 +209,7 @@ async def test_a_stream_begins_when_the_mesh_accepts(make_app: Callable[..., Fas
 @pytest.mark.parametrize("hang_at", [0, 2])
 @pytest.mark.parametrize("streamed", [True, False])
 async def test_a_client_that_leaves_cancels_the_work(
-    make_app: Callable[..., FastAPI],
+    make_app: Callable[..., Starlette],
     mesh: FakeMesh,
     registry: CollectorRegistry,
     streamed: bool,
@@ -230,7 +230,7 @@ async def test_a_client_that_leaves_cancels_the_work(
     assert registry.get_sample_value("vllm:request_success_total", labels | {"finished_reason": "abort"}) == n
 
 
-async def test_a_client_that_leaves_while_it_sends(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_client_that_leaves_while_it_sends(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """An unfinished body is no error of ours."""
     sent: list[Message] = []
 
@@ -246,7 +246,7 @@ async def test_a_client_that_leaves_while_it_sends(make_app: Callable[..., FastA
     assert not mesh.specs
 
 
-async def test_server_shutdown_closes_the_generators(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_server_shutdown_closes_the_generators(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     mesh.hang_at = 1
     connection = Connection(make_app(), "/v1/completions", COMPLETION | {"stream": True, "n": 2})
     await connection.read()

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import httpx
 import httpx2
 import pytest
-from fastapi import FastAPI
 from llguidance import LLMatcher, LLTokenizer
 from openai import AsyncOpenAI
 from openai.types.chat import ChatCompletionAllowedToolChoiceParam
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -42,7 +42,7 @@ THINKING_TEMPLATE = (
 )
 
 Encode = Callable[[str], list[int]]
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def text(roomy_text: ChatText) -> ChatText:
 
 
 @pytest.fixture
-def thinking(roomy_dir: Path, tmp_path: Path, mesh: FakeMesh) -> tuple[FastAPI, ChatText]:
+def thinking(roomy_dir: Path, tmp_path: Path, mesh: FakeMesh) -> tuple[Starlette, ChatText]:
     """A model whose chat template writes tools, and begins the reasoning unless it is told not to."""
     folder = shutil.copytree(roomy_dir, tmp_path / "model")
     (folder / "chat_template.jinja").write_text(THINKING_TEMPLATE)
@@ -59,7 +59,7 @@ def thinking(roomy_dir: Path, tmp_path: Path, mesh: FakeMesh) -> tuple[FastAPI, 
     return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(CollectorRegistry(), MODEL), open_to()), text
 
 
-async def post(app: FastAPI, body: dict[str, Any]) -> httpx.Response:
+async def post(app: Starlette, body: dict[str, Any]) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         return await client.post(CHATS, json=body)
 
@@ -110,7 +110,7 @@ async def test_the_streams_deltas_are_openais(
 
 
 async def test_tools_reach_the_prompt(
-    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, thinking: tuple[FastAPI, ChatText]
+    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, thinking: tuple[Starlette, ChatText]
 ) -> None:
     """By the template, or as a text of the system's where it knows none; `none` tells the model of none."""
     await client.post(CHATS, json=WITH_TOOLS)
@@ -229,7 +229,7 @@ async def test_calls_one_at_a_time(client: httpx.AsyncClient, mesh: FakeMesh, en
     assert len(mesh.text_ended) == 1
 
 
-async def test_reasoning_is_split_off(thinking: tuple[FastAPI, ChatText], mesh: FakeMesh, encode: Encode) -> None:
+async def test_reasoning_is_split_off(thinking: tuple[Starlette, ChatText], mesh: FakeMesh, encode: Encode) -> None:
     """Also without tools, where the prompt has begun it; a grammar of the answer lets the model think first."""
     app, _ = thinking
     mesh.reply = [*encode("Hm.\n</think>\n\nYes."), 2]

@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret, digest_of, secret_of
 from spotwise.gateway.access.api_access import ApiAccess
@@ -27,7 +27,7 @@ from tests.fakes.memory import FakeClock
 from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.fake_mesh import CHAT
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
 def secret(number: int) -> bytes:

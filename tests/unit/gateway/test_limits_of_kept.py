@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.core.access.quotas import KeyAdmission, KeyLimits, KeyReport
 from spotwise.core.access.store_budget import Room, StoreBudget
@@ -41,7 +41,7 @@ STREAM = CHAT | {"stream": True, "max_tokens": 100}
 class LimitedGateway:
     """One gateway's API, whose one key has limits, and the store that counts."""
 
-    app: FastAPI
+    app: Starlette
     mesh: KeepingMesh
     metrics: GatewayMetrics
     quotas: Quotas

@@ -9,14 +9,14 @@ import anthropic
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
 
 Encode = Callable[[str], list[int]]
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 MESSAGE: dict[str, Any] = CHAT | {"max_tokens": 64}
 TOOL: dict[str, Any] = {

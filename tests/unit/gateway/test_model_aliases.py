@@ -8,8 +8,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.settings import GatewaySettings
@@ -17,10 +17,10 @@ from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS
 
 LAW = AdapterRef("law", "d1")
 ALIASES = {"gpt-4o": MODEL, "claude-law": "law"}
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
-def connect(app: FastAPI) -> httpx.AsyncClient:
+def connect(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
 
 

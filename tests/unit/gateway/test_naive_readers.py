@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
 from spotwise.text.chat_text import ChatText
@@ -32,11 +32,11 @@ NAMED = ("responses", "messages")
 
 
 @pytest.fixture
-def app(text: ChatText, encode: Callable[[str], list[int]]) -> FastAPI:
+def app(text: ChatText, encode: Callable[[str], list[int]]) -> Starlette:
     return keeping_app(KeepingMesh([*encode(SAID), 2]), text)
 
 
-async def sent(app: FastAPI, api: str, *headers: str, **more: Any) -> tuple[list[bytes], list[bytes]]:
+async def sent(app: Starlette, api: str, *headers: str, **more: Any) -> tuple[list[bytes], list[bytes]]:
     """The chunks of a stream, and the pieces that the network gave of it."""
     path, body = APIS[api]
     async with listening(app, HttpLimits()) as server:
@@ -58,14 +58,14 @@ def text_of(api: str, events: Events) -> str:
 
 @pytest.mark.parametrize("api", APIS)
 @pytest.mark.parametrize("reader", [by_line, by_blank_line, by_chunk])
-async def test_a_naive_reader_reads_it(app: FastAPI, reader: Callable[..., Events], api: str) -> None:
+async def test_a_naive_reader_reads_it(app: Starlette, reader: Callable[..., Events], api: str) -> None:
     """Each line begins with `data: `, each event is one chunk, and nothing else comes but the names that two protocols have."""
     chunks, _ = await sent(app, api)
     assert text_of(api, reader(chunks, named=api in NAMED)) == SAID
 
 
 @pytest.mark.parametrize("api", [api for api in APIS if api not in NAMED])
-async def test_vllms_benchmark_reads_it(app: FastAPI, api: str) -> None:
+async def test_vllms_benchmark_reads_it(app: Starlette, api: str) -> None:
     chunks, pieces = await sent(app, api)
     assert text_of(api, as_vllm_bench(pieces)) == SAID
     halves = [half for chunk in chunks for half in (chunk[:9], chunk[9:]) if half]
@@ -82,7 +82,7 @@ async def test_vllms_benchmark_reads_it(app: FastAPI, api: str) -> None:
     ids=["by header", "by body"],
 )
 async def test_positions_come_to_who_asks(
-    app: FastAPI, api: str, headers: tuple[str, ...], more: dict[str, Any]
+    app: Starlette, api: str, headers: tuple[str, ...], more: dict[str, Any]
 ) -> None:
     """Every event but `[DONE]` begins with an `id:` line then; the rest is as it is without."""
     with_ids, _ = await sent(app, api, *headers, **more)
@@ -95,7 +95,7 @@ async def test_positions_come_to_who_asks(
     assert text_of(api, reader(["".join(f"{part}\n\n" for part in bare).encode()])) == SAID
 
 
-async def test_a_last_event_id_asks_for_further_ones(app: FastAPI) -> None:
+async def test_a_last_event_id_asks_for_further_ones(app: Starlette) -> None:
     """A stream that goes on from an event has the positions of the rest."""
     chunks, _ = await sent(app, "chat", "X-Resume: true")
     had = chunks[1].decode().partition("\n")[0].removeprefix("id: ")
@@ -109,7 +109,7 @@ async def test_a_last_event_id_asks_for_further_ones(app: FastAPI) -> None:
 
 
 @pytest.mark.parametrize("header", ["X-Spotwise-Resumable: true", "Idempotency-Key: k", "X-Resume: false"])
-async def test_nothing_else_asks_for_positions(app: FastAPI, header: str) -> None:
+async def test_nothing_else_asks_for_positions(app: Starlette, header: str) -> None:
     """What goes on without its client is data alone, unless its client says that it reads positions."""
     chunks, _ = await sent(app, "chat", header)
     assert text_of("chat", by_chunk(chunks)) == SAID

@@ -9,8 +9,8 @@ from typing import Any
 import httpx
 import orjson
 import pytest
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from spotwise.core.requests.names import AdapterRef
 from spotwise.gateway.apis.chat import prepare_chat
@@ -28,7 +28,7 @@ BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., FastAPI]) -> AsyncIterator[httpx.AsyncClient]:
+async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.AsyncClient]:
     transport = httpx.ASGITransport(make_app(adapters=ADAPTERS))
     async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as opened:
         yield opened

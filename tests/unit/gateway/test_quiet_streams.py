@@ -10,7 +10,7 @@ from typing import Any
 import anthropic
 import openai
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 from starlette.types import Message
 
 from spotwise.gateway.generate.stream_position import EventStream, StreamPosition
@@ -36,7 +36,7 @@ NAMED = ("responses", "messages")
 class Sent:
     """What a client gets: each chunk as it comes."""
 
-    def __init__(self, app: FastAPI, api: str, **more: Any) -> None:
+    def __init__(self, app: Starlette, api: str, **more: Any) -> None:
         path, body = APIS[api]
         self.chunks: list[bytes] = []
         self.has_headers = False
@@ -70,7 +70,7 @@ def quiet(encode: Callable[[str], list[int]]) -> KeepingMesh:
 
 
 @pytest.fixture
-def app(quiet: KeepingMesh, text: ChatText) -> FastAPI:
+def app(quiet: KeepingMesh, text: ChatText) -> Starlette:
     return keeping_app(quiet, text, stream_keep_alive_s=SILENCE_S)
 
 
@@ -88,7 +88,7 @@ def text_of(api: str, events: Events) -> str:
 
 
 @pytest.mark.parametrize("api", APIS)
-async def test_every_reader_reads_on(app: FastAPI, quiet: KeepingMesh, api: str) -> None:
+async def test_every_reader_reads_on(app: Starlette, quiet: KeepingMesh, api: str) -> None:
     """Those included that know little of comments, in chunks and where the network cuts each in two."""
     sent = Sent(app, api)
     await sent.breaks(3, keep_alive_of(api))
@@ -102,7 +102,7 @@ async def test_every_reader_reads_on(app: FastAPI, quiet: KeepingMesh, api: str)
             assert text_of(api, as_vllm_bench(pieces)) == SAID
 
 
-async def test_positions_are_those_of_the_events(app: FastAPI, quiet: KeepingMesh) -> None:
+async def test_positions_are_those_of_the_events(app: Starlette, quiet: KeepingMesh) -> None:
     """A comment has none; the next event has the same as in a stream without a silence."""
     sent = Sent(app, "chat", stream_options={"resumable": True})
     await sent.breaks(1, b":\n\n")
@@ -116,7 +116,7 @@ async def test_positions_are_those_of_the_events(app: FastAPI, quiet: KeepingMes
 
 @pytest.mark.parametrize("at_once", [False, True])
 async def test_nothing_comes_before_the_headers(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, at_once: bool
+    make_app: Callable[..., Starlette], mesh: FakeMesh, at_once: bool
 ) -> None:
     """While a request waits for workers it may still become an error with a status of its own."""
     mesh.hang_at, mesh.announces = 0, at_once
@@ -132,7 +132,7 @@ async def test_nothing_comes_before_the_headers(
     await asyncio.wait([sent.task])
 
 
-async def test_a_server_may_send_none(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_server_may_send_none(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     mesh.hang_at = 2
     sent = Sent(make_app(stream_keep_alive_s=0.0), "chat")
     await asyncio.wait_for(mesh.hung.get(), 30)
@@ -195,7 +195,7 @@ async def test_only_silence_is_broken() -> None:
     assert chunks[4:] == [b":\n\ndata: 2\n\n", b"data: [DONE]\n\n"]
 
 
-async def test_the_vendors_clients_read_on(app: FastAPI, quiet: KeepingMesh) -> None:
+async def test_the_vendors_clients_read_on(app: Starlette, quiet: KeepingMesh) -> None:
     async with listening(app, HttpLimits()) as server:
         url = f"http://127.0.0.1:{server.port}"
 

@@ -13,7 +13,6 @@ import httpx
 import httpx2
 import openai
 import pytest
-from fastapi import FastAPI
 from openai import AsyncOpenAI
 from openai.types.responses import (
     Response,
@@ -25,6 +24,7 @@ from openai.types.responses import (
 )
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -40,7 +40,7 @@ FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
 THOUGHT = f"I look.</think>So: {WRITTEN}\n{WRITTEN}"
 
 Encode = Callable[[str], list[int]]
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def thinking(thinking_text: ChatText, mesh: FakeMesh) -> AsyncOpenAI:
     return client_of(create_app(mesh, thinking_text, ApiOptions(MODEL), metrics, open_to()))
 
 
-def client_of(app: FastAPI) -> AsyncOpenAI:
+def client_of(app: Starlette) -> AsyncOpenAI:
     http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
     return AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import SamplingDefaults, published_defaults
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh
@@ -25,7 +25,7 @@ def written(folder: Path, published: object) -> Path:
 
 
 async def sampled(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, given: dict[str, Any], **options: Any
+    make_app: Callable[..., Starlette], mesh: FakeMesh, given: dict[str, Any], **options: Any
 ) -> dict[str, Any]:
     """What a request with these parameters is sampled with."""
     transport = httpx.ASGITransport(make_app(**options))
@@ -43,18 +43,18 @@ async def sampled(
 
 
 async def test_a_request_has_what_it_gives_and_else_the_models(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh
+    make_app: Callable[..., Starlette], mesh: FakeMesh
 ) -> None:
     given = {"temperature": None, "top_k": 5}
     assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == {**PUBLISHED, "top_k": 5}
 
 
-async def test_a_request_can_switch_every_one_off(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_request_can_switch_every_one_off(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     given = OPENAIS | {"top_k": 0}
     assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == OPENAIS
 
 
-async def test_by_itself_the_model_has_none(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_by_itself_the_model_has_none(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
     """A client of OpenAI's knows its defaults."""
     assert await sampled(make_app, mesh, {}) == OPENAIS
 

@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.limits import HttpLimits
@@ -16,7 +16,7 @@ from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 
 
 async def test_head_is_get_without_its_body(text: ChatText, mesh: FakeMesh) -> None:
@@ -96,5 +96,5 @@ async def test_the_version_is_the_packages(make_app: MakeApp) -> None:
     assert (refused.status_code, refused.headers["allow"]) == (405, "GET, HEAD")
 
 
-def _connect(app: FastAPI) -> httpx.AsyncClient:
+def _connect(app: Starlette) -> httpx.AsyncClient:
     return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")

@@ -8,9 +8,9 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import CloseRequest, RejectCode, RequestRejected, SubmitRequest
@@ -33,7 +33,7 @@ from spotwise.wire.codec import decode, encode
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
 
-MakeApp = Callable[..., FastAPI]
+MakeApp = Callable[..., Starlette]
 BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
 
 
@@ -133,7 +133,7 @@ class TestPrefixSalt:
 
     KEYS = (ApiKey("key-1", "acme"), ApiKey("key-2", "acme"), ApiKey("key-3", "other"), ApiKey("key-4"))
 
-    async def salts(self, app: FastAPI, mesh: FakeMesh, *requests: tuple[str, dict[str, Any]]) -> list[str]:
+    async def salts(self, app: Starlette, mesh: FakeMesh, *requests: tuple[str, dict[str, Any]]) -> list[str]:
         """The salts of completions with these keys and parameters."""
         transport = httpx.ASGITransport(app)
         async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:

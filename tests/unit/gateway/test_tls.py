@@ -13,8 +13,8 @@ from pathlib import Path
 import httpx
 import pytest
 import uvicorn
-from fastapi import FastAPI
 from pydantic import ValidationError
+from starlette.applications import Starlette
 
 from spotwise.cli.client.chat_stream import ChatClient
 from spotwise.cli.errors import CommandError
@@ -41,7 +41,7 @@ def files(authority: TestAuthority) -> IssuedFiles:
 
 
 @pytest.fixture
-def make_server(make_app: Callable[..., FastAPI]) -> Callable[[ServerTls], HttpServer]:
+def make_server(make_app: Callable[..., Starlette]) -> Callable[[ServerTls], HttpServer]:
     def make(tls: ServerTls) -> HttpServer:
         config = uvicorn.Config(
             make_app(),

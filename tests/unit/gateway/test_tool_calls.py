@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.applications import Starlette
 
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -46,10 +46,10 @@ def conversation(**assistant: Any) -> list[dict[str, Any]]:
 @pytest.fixture
 def chat_with(
     model_dir: Path, tmp_path: Path, mesh: FakeMesh, registry: CollectorRegistry
-) -> Callable[[str], tuple[FastAPI, ChatText]]:
+) -> Callable[[str], tuple[Starlette, ChatText]]:
     """Return a maker of apps over a model with the given chat template."""
 
-    def make(template: str) -> tuple[FastAPI, ChatText]:
+    def make(template: str) -> tuple[Starlette, ChatText]:
         folder = shutil.copytree(model_dir, tmp_path / "model")
         (folder / "chat_template.jinja").write_text(template)
         text = ChatText.load(folder)
@@ -58,14 +58,14 @@ def chat_with(
     return make
 
 
-async def post_chat(app: FastAPI, messages: list[dict[str, Any]]) -> httpx.Response:
+async def post_chat(app: Starlette, messages: list[dict[str, Any]]) -> httpx.Response:
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
         return await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
 
 
 @pytest.mark.parametrize("template", TEMPLATES.values(), ids=TEMPLATES)
 async def test_a_call_without_content_is_rendered(
-    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, template: str
+    chat_with: Callable[[str], tuple[Starlette, ChatText]], mesh: FakeMesh, template: str
 ) -> None:
     """The content is null, absent or empty to the client.
 
@@ -81,7 +81,7 @@ async def test_a_call_without_content_is_rendered(
 
 
 async def test_content_beside_calls_is_rendered(
-    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh
+    chat_with: Callable[[str], tuple[Starlette, ChatText]], mesh: FakeMesh
 ) -> None:
     app, text = chat_with(TEMPLATES["takes what there is"])
     assert (await post_chat(app, conversation(content="Let me see.", tool_calls=[CALL, CALL]))).status_code == 200
@@ -110,7 +110,7 @@ async def test_content_beside_calls_is_rendered(
     ],
 )
 async def test_calls_that_the_template_would_drop_are_text(
-    chat_with: Callable[[str], tuple[FastAPI, ChatText]],
+    chat_with: Callable[[str], tuple[Starlette, ChatText]],
     mesh: FakeMesh,
     template: str,
     assistant: dict[str, Any],
@@ -127,7 +127,7 @@ async def test_calls_that_the_template_would_drop_are_text(
 
 
 async def test_a_template_that_refuses_the_messages_is_an_error_with_its_reason(
-    chat_with: Callable[[str], tuple[FastAPI, ChatText]],
+    chat_with: Callable[[str], tuple[Starlette, ChatText]],
 ) -> None:
     app, _ = chat_with("{% if messages[1].role == 'assistant' %}{{ raise_exception('one turn at a time') }}{% endif %}")
     response = await post_chat(app, conversation(content=None, tool_calls=[CALL, CALL]))
@@ -136,7 +136,7 @@ async def test_a_template_that_refuses_the_messages_is_an_error_with_its_reason(
     assert "one turn at a time" in error["message"]
 
 
-async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh) -> None:
+async def test_no_calls_are_no_calls(chat_with: Callable[[str], tuple[Starlette, ChatText]], mesh: FakeMesh) -> None:
     """An empty list, or null, as clients send back what they got, reaches no template."""
     app, text = chat_with(TEMPLATES["looks for the key"])
     nothing: tuple[Any, ...] = ([], None)
@@ -170,7 +170,7 @@ async def test_malformed_calls_are_named(client: httpx.AsyncClient, call: Any, p
     [("", "{}"), ("{not json", '"{not json"'), ({"a": None}, '{"a": null}'), ('{"a": null}', '{"a": null}')],
 )
 async def test_arguments_are_objects_to_the_template(
-    chat_with: Callable[[str], tuple[FastAPI, ChatText]], mesh: FakeMesh, arguments: Any, shown: str
+    chat_with: Callable[[str], tuple[Starlette, ChatText]], mesh: FakeMesh, arguments: Any, shown: str
 ) -> None:
     """Arguments that are no JSON stay text."""
     app, text = chat_with(TEMPLATES["takes what there is"])

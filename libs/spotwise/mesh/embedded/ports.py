@@ -12,8 +12,8 @@ _OUTGOING = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _PORTS = 12_000
 _FIRST = 10_000
 _TRIES = 32
-#: What this process claims, until it ends.
-_claims: dict[int, socket.socket] = {}
+#: What this process claims.
+_claimed: set[int] = set()
 
 
 def quiet_ports() -> Iterator[int]:
@@ -40,7 +40,7 @@ def claim_port(port: int) -> bool:
 
     The claim is an abstract Unix socket: it ends with its process, however that ends, and holds in the network namespace.
     """
-    if port in _claims:
+    if port in _claimed:
         return False
     claim = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
     try:
@@ -48,5 +48,6 @@ def claim_port(port: int) -> bool:
     except OSError:
         claim.close()
         return False
-    _claims[port] = claim
+    claim.detach()  # it stays open
+    _claimed.add(port)
     return True

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
 from spotwise.gateway.access.auth import key_name
 from spotwise.gateway.apis.embedding_answer import EmbeddingResponse
@@ -22,21 +22,19 @@ from spotwise.http.request_ids import client_request_id, name_request
 from spotwise.text.chat_text import ChatText
 
 
-def add_embedding_routes(
-    app: FastAPI,
+def embedding_routes(
     generate: Generate,
     text: ChatText,
     options: ApiOptions,
     metrics: GatewayMetrics,
     preprocessor: Preprocessor,
-) -> None:
-    """Add the route to the API."""
+) -> list[Route]:
+    """Return the route."""
 
     def prepared_body(request: Request, deadline_unix_s: float | None, body: bytearray) -> PreparedEmbeddings:
         parsed, names = parse_json_object(body), (key_name(request), client_request_id(request))
         return prepare_embeddings(parsed, text, options, *names, deadline_unix_s)
 
-    @app.post("/v1/embeddings")
     async def create_embeddings(request: Request) -> Response:
         arrived_s = time.monotonic()
         deadline_unix_s = preprocessor.admit(request)
@@ -44,3 +42,5 @@ def add_embedding_routes(
         name_request(request, prepared.request_id)
         reservation = await preprocessor.reserve(request, prepared)
         return LateAnswer(EmbeddingResponse(prepared, generate, metrics, arrived_s, reservation))
+
+    return [Route("/v1/embeddings", create_embeddings, methods=["POST"])]

@@ -9,14 +9,13 @@ from functools import partial
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
 from spotwise.core.gateway.kept_request import KeptState
 from spotwise.core.messages.mesh import LedgerEntry
-from spotwise.gateway.access.auth import READING
 from spotwise.gateway.apis.preprocessor import Preprocessor
 from spotwise.gateway.generate.answer import usage_of
 from spotwise.gateway.generate.answer_work import AnswerWriter, parts_of
@@ -32,20 +31,23 @@ from spotwise.http.json_text import PartsResponse
 from spotwise.http.late_answers import LateAnswer
 
 
-def add_request_routes(app: FastAPI, kept: KeptRequests, preprocessor: Preprocessor) -> None:
-    """Add the routes to the API."""
+def request_routes(kept: KeptRequests, preprocessor: Preprocessor) -> list[Route]:
+    """Return the routes."""
 
-    @app.api_route("/v1/requests/{request_id}", methods=[*READING])
-    async def get_request(request: Request, request_id: str) -> Response:
+    async def get_request(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
         # A HEAD takes no stream from its connection.
         if request.method == "GET" and "text/event-stream" in request.headers.get("accept", ""):
             return LateAnswer(await kept.resume(request, request_id, time.monotonic()))
         return await _described(kept, preprocessor, await kept.state(request, request_id))
 
-    @app.delete("/v1/requests/{request_id}")
-    async def cancel_request(request: Request, request_id: str) -> Response:
+    async def cancel_request(request: Request) -> Response:
+        request_id = request.path_params["request_id"]
         await kept.cancel(request, request_id)
         return await _described(kept, preprocessor, await kept.state(request, request_id))
+
+    path = "/v1/requests/{request_id}"
+    return [Route(path, get_request), Route(path, cancel_request, methods=["DELETE"])]
 
 
 async def _described(kept: KeptRequests, preprocessor: Preprocessor, state: KeptState) -> Response:

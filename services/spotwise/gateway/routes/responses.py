@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from spotwise.gateway.access.auth import READING, caller_scope
+from spotwise.gateway.access.auth import caller_scope
 from spotwise.gateway.apis.preprocessor import RESPONSES
 from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.stored_responses import StoredResponses, listed_items, unknown_response
@@ -20,19 +20,18 @@ from spotwise.http.event_loop import OffLoop, effort_of_size
 _PAGE_ITEMS, MOST_ITEMS = 20, 100
 
 
-def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequests | None, off_loop: OffLoop) -> None:
-    """Add the routes to the API; `kept` has the requests of responses."""
+def response_routes(stored: StoredResponses, kept: KeptRequests | None, off_loop: OffLoop) -> list[Route]:
+    """Return the routes; `kept` has the requests of responses."""
 
-    @app.api_route("/v1/responses/{response_id}", methods=[*READING])
-    async def get_response(request: Request, response_id: str) -> Response:
+    async def get_response(request: Request) -> Response:
         if request.query_params.get("stream", "").lower() in ("true", "1"):
             message = "A stored response is no stream; GET /v1/requests/{id} goes on with one."
             raise bad_request(message, "stream", "unsupported_parameter")
-        found = await stored.find(caller_scope(request), response_id)
+        found = await stored.find(caller_scope(request), request.path_params["response_id"])
         return Response(found.body, media_type="application/json")
 
-    @app.delete("/v1/responses/{response_id}")
-    async def delete_response(request: Request, response_id: str) -> Response:
+    async def delete_response(request: Request) -> Response:
+        response_id = request.path_params["response_id"]
         is_stored = await stored.has(caller_scope(request), response_id)
         is_kept = kept is not None and await kept.has(request, response_id, RESPONSES)
         if not is_stored and not is_kept:
@@ -42,11 +41,17 @@ def add_response_routes(app: FastAPI, stored: StoredResponses, kept: KeptRequest
             await kept.forget(request, response_id)
         return _json({"id": response_id, "object": "response", "deleted": True})
 
-    @app.api_route("/v1/responses/{response_id}/input_items", methods=[*READING])
-    async def list_input_items(request: Request, response_id: str) -> Response:
+    async def list_input_items(request: Request) -> Response:
         page, scope = _page_of(request), caller_scope(request)
-        found = await stored.find(scope, response_id)
+        found = await stored.find(scope, request.path_params["response_id"])
         return await off_loop.run(scope, effort_of_size(len(found.items)), lambda: _json(page(listed_items(found))))
+
+    path = "/v1/responses/{response_id}"
+    return [
+        Route(path, get_response),
+        Route(path, delete_response, methods=["DELETE"]),
+        Route(f"{path}/input_items", list_input_items),
+    ]
 
 
 class _Page:

@@ -7,17 +7,17 @@ from importlib.metadata import version
 from typing import Any
 
 import orjson
-from fastapi import FastAPI
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.requests import Request
 from starlette.responses import Response
+from starlette.routing import Route
 
-from spotwise.gateway.access.auth import READING
 from spotwise.gateway.generate.api_options import ApiOptions, require_model
 from spotwise.gateway.generate.generation import Generation
 
 
-def add_model_routes(app: FastAPI, options: ApiOptions, context_length: int) -> None:
-    """Add `/v1/models`: the model, its adapters and its aliases."""
+def model_routes(options: ApiOptions, context_length: int) -> list[Route]:
+    """Return `/v1/models`: the model, its adapters and its aliases."""
     created = int(time.time())
 
     def card(name: str) -> dict[str, Any]:
@@ -31,18 +31,19 @@ def add_model_routes(app: FastAPI, options: ApiOptions, context_length: int) -> 
             "max_model_len": context_length,
         }
 
-    @app.api_route("/v1/models", methods=[*READING])
-    async def list_models() -> Response:
+    async def list_models(request: Request) -> Response:
         return _json({"object": "list", "data": [card(name) for name in options.names]})
 
-    @app.api_route("/v1/models/{model_id:path}", methods=[*READING])
-    async def get_model(model_id: str) -> Response:
+    async def get_model(request: Request) -> Response:
+        model_id = request.path_params["model_id"]
         require_model(model_id, options)
         return _json(card(model_id))
 
+    return [Route("/v1/models", list_models), Route("/v1/models/{model_id:path}", get_model)]
 
-def add_status_routes(app: FastAPI, generation: Generation, registry: CollectorRegistry) -> None:
-    """Add three answers about this server, and what vLLM has beside the third: `/ping`, which SageMaker asks for, `/version`
+
+def status_routes(generation: Generation, registry: CollectorRegistry) -> list[Route]:
+    """Return three answers about this server, and what vLLM has beside the third: `/ping`, which SageMaker asks for, `/version`
     and `/metrics`.
 
     `/livez`: the process answers; what does not is to be replaced. `/readyz`: it takes requests, though they may wait; else a
@@ -50,31 +51,34 @@ def add_status_routes(app: FastAPI, generation: Generation, registry: CollectorR
     """
     reported = {"version": version("spotwise")}
 
-    @app.api_route("/livez", methods=[*READING])
-    async def get_liveness() -> Response:
+    async def get_liveness(request: Request) -> Response:
         return _json({"status": "ok"})
 
-    @app.api_route("/readyz", methods=[*READING])
-    async def get_readiness() -> Response:
+    async def get_readiness(request: Request) -> Response:
         if (problem := generation.why_not_ready()) is not None:
             return _json({"status": "unavailable", "detail": problem}, 503)
         return _json({"status": "ok", "detail": "takes requests"})
 
-    @app.api_route("/health", methods=[*READING])
-    @app.api_route("/ping", methods=[*READING, "POST"])
-    async def get_health() -> Response:
+    async def get_health(request: Request) -> Response:
         health = await generation.health()
         status = "ok" if health.ready else "unavailable"
         body = {"status": status, "detail": health.detail, "workers": dict(health.workers)}
         return _json(body, 200 if health.ready else 503)
 
-    @app.api_route("/version", methods=[*READING])
-    async def get_version() -> Response:
+    async def get_version(request: Request) -> Response:
         return _json(reported)
 
-    @app.api_route("/metrics", methods=[*READING])
-    async def get_metrics() -> Response:
+    async def get_metrics(request: Request) -> Response:
         return Response(generate_latest(registry), headers={"content-type": CONTENT_TYPE_LATEST})
+
+    return [
+        Route("/livez", get_liveness),
+        Route("/readyz", get_readiness),
+        Route("/health", get_health),
+        Route("/ping", get_health, methods=["GET", "POST"]),
+        Route("/version", get_version),
+        Route("/metrics", get_metrics),
+    ]
 
 
 def _json(body: dict[str, Any], status: int = 200) -> Response:
