@@ -54,7 +54,6 @@ class Member:
         theirs.close()
 
     def begin(self, call: str, *args: Any) -> None:
-        """Start a call."""
         self._ours.send((call, args))
 
     def end(self, timeout_s: float = _ANSWER_S) -> Any:
@@ -79,7 +78,6 @@ class Member:
         return self.end()
 
     def stop(self) -> None:
-        """End the process."""
         self.process.kill()
         self.process.join()
         self._ours.close()
@@ -265,11 +263,9 @@ class GroupProcesses:
         return _all_of(self.members)
 
     def add_sequence(self, record: RequestRecord) -> None:
-        """Add it everywhere."""
         self.all("add", record)
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Drop it everywhere."""
         self.all("drop", sequence_id)
 
     def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:

@@ -22,8 +22,6 @@ class Onlooker:
         self.heard: list[Member] = []
 
     async def start(self) -> None:
-        """Subscribe to heartbeats."""
-
         async def heard(raw: BusMessage) -> None:
             member = decode(raw.payload)
             assert isinstance(member, Member)
@@ -36,7 +34,6 @@ class Onlooker:
         return list(dict.fromkeys(member.state for member in self.heard))
 
     async def registered(self) -> list[MemberState]:
-        """Every member's registration."""
         return [member.state for member in await self.store.members()]
 
 

@@ -141,7 +141,6 @@ class Terminal:
         os.write(self._controller, keys.encode())
 
     def wait(self) -> int:
-        """The exit status, once it has left."""
         return self.process.wait(30)
 
     def close(self) -> None:
@@ -152,7 +151,6 @@ class Terminal:
 
 @pytest.fixture
 def terminal(api: ApiServer) -> Iterator[Terminal]:
-    """A chat with the server, in a terminal."""
     terminal = Terminal("--url", api.url)
     yield terminal
     terminal.close()
@@ -193,7 +191,6 @@ def test_a_question_may_be_piped_in(api: ApiServer) -> None:
 
 
 def test_the_key_of_the_environment_is_sent(api: ApiServer) -> None:
-    """`SPOTWISE_API_KEY` is sent as a bearer token."""
     assert chat("hi", "--url", api.url, SPOTWISE_API_KEY="secret").returncode == 0
     assert api.keys == ["Bearer secret"]
 
@@ -204,7 +201,6 @@ def test_text_is_never_read_as_markup(api: ApiServer) -> None:
 
 @pytest.mark.parametrize(("status", "hint"), [(503, "not today"), (401, "SPOTWISE_API_KEY")])
 def test_a_refusal_is_said_and_fails(api: ApiServer, status: int, hint: str) -> None:
-    """The mesh's own words, and exit status 1."""
     api.refuse_with = status
     result = chat("hi", "--url", api.url)
     assert result.returncode == 1
@@ -213,7 +209,6 @@ def test_a_refusal_is_said_and_fails(api: ApiServer, status: int, hint: str) -> 
 
 
 def test_an_answer_that_breaks_off_fails(api: ApiServer) -> None:
-    """Of an answer that breaks off, the text so far and the error are printed, and the exit status is 1."""
     api.break_off = True
     result = chat("one two", "--url", api.url)
     assert result.returncode == 1
@@ -222,7 +217,6 @@ def test_an_answer_that_breaks_off_fails(api: ApiServer) -> None:
 
 
 def test_without_a_mesh_it_says_how_to_get_one(tmp_path: Path) -> None:
-    """Without a recorded mesh or an answer at the URL, the exit status is 1 and the message has what to do."""
     nothing_recorded = chat("hi", SPOTWISE_HOME=str(tmp_path))
     assert nothing_recorded.returncode == 1
     assert "spotwise up" in nothing_recorded.stderr

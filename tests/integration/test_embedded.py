@@ -92,7 +92,6 @@ MakeServer = Callable[..., EmbeddedServer]
 
 @pytest.mark.parametrize("make_server", [nats_server, redis_server])
 def test_a_stopped_server_is_gone_and_can_start_again_on_its_port(make_server: MakeServer, tmp_path: Path) -> None:
-    """Stop ends the process; the same server starts once more where clients look for it."""
     server = make_server(tmp_path, port=free_port())
     first = server.start()
     first.stop()
@@ -184,7 +183,6 @@ def test_a_missing_program_names_what_to_install(tmp_path: Path, monkeypatch: py
 
 
 def test_servers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
-    """kill -9 of the process that started them leaves neither server."""
     with subprocess.Popen(
         [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
     ) as parent:
@@ -208,7 +206,6 @@ def test_a_child_does_not_hear_the_terminals_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
-    """The child ends with status 1 and a line that names the program."""
     child = start_child(["/no/such/program"], log_path=tmp_path / "log")
     assert child.wait(10)
     assert child.exit_code() == 1

@@ -73,7 +73,6 @@ def server(folder: Path) -> Iterator[ForkServer]:
 
 
 def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Poll until it holds."""
     deadline_s = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline_s
@@ -81,7 +80,6 @@ def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
 
 
 def started(server: ForkServer, module: str, folder: Path, **env: str) -> tuple[ChildProcess, Path]:
-    """A program and its log."""
     log = folder / f"{module}.log"
     return server.start(module, log_path=log, env={"PATH": os.environ["PATH"], **env}), log
 

@@ -52,17 +52,14 @@ class Engines:
         self.descriptions = descriptions
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Return the member's description as it was given."""
         return self.descriptions.get(member_id or next(iter(self.descriptions)))
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """The times behind a number."""
         return None if self.describe(member_id) is None else RecentIterations(9, TIMES[after:])
 
 
 @asynccontextmanager
 async def running(engines: Engines | None = None) -> AsyncIterator[tuple[ControlServer, str]]:
-    """A control server on a free port, and its address."""
     server = ControlServer(LOOPBACK, 0, engines)
     await server.start()
     try:
@@ -93,7 +90,6 @@ async def test_a_worker_describes_what_it_holds() -> None:
 
 
 async def test_workers_that_share_an_address_are_told_apart() -> None:
-    """Workers behind one address are described by id, and an unknown or loading one is an error."""
     other = replace(DESCRIPTION, iterations=99)
     async with running(Engines(one=DESCRIPTION, two=other, three=None)) as (_, address):
         assert await describe_engine(address, "one") == DESCRIPTION
@@ -122,7 +118,6 @@ async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
 
 
 async def test_a_worker_that_still_loads_says_so() -> None:
-    """A loading worker, an absent one and a service without an engine are errors with their reason."""
     async with running(Engines(only=None)) as (_, address):
         with pytest.raises(MeshError, match=f"{address} does not answer: the engine is still loading"):
             await describe_engine(address)

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.mesh
 class TestNatsBus(BusContract):
     @pytest.fixture
     async def connect(self, nats_url: str) -> AsyncIterator[Connect]:
-        """Connections to the session's broker."""
         buses: list[NatsBus] = []
 
         async def connect() -> MessageBus:

@@ -49,7 +49,6 @@ class SettledBus:
     async def subscribe(
         self, subject: str, handler: Callable[[BusMessage], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """Call `handler` for each message."""
         subscription = await self._bus.subscribe(subject, handler, queue)
         await self._every_node.knows(self._bus)
         return SettledSubscription(subscription, self._bus, self._every_node)
@@ -62,7 +61,6 @@ class SettledSubscription:
         self._subscription, self._bus, self._every_node = subscription, bus, every_node
 
     async def unsubscribe(self) -> None:
-        """Stop receiving."""
         await self._subscription.unsubscribe()
         await self._every_node.knows(self._bus)
 
@@ -76,7 +74,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 class TestNatsCluster(BusContract):
     @pytest.fixture
     async def connect(self, cluster: NatsCluster) -> AsyncIterator[Connect]:
-        """Connections to the nodes in turn."""
         probes = [await cluster.connected_at(node, "probe") for node in cluster.servers]
         every_node = EveryNode(probes)
         buses: list[NatsBus] = []

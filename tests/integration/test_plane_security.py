@@ -40,7 +40,6 @@ pytestmark = pytest.mark.mesh
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a mesh's credentials."""
     folder = tmp_path_factory.mktemp("certs") / "mesh-certs"
     credentials = CredentialsFolder(folder)
     credentials.create("localhost", "localhost", 30, 300)
@@ -101,7 +100,6 @@ async def device(access: ControlAccess) -> AsyncIterator[Device]:
 
 
 async def test_a_device_takes_orders_from_workers_certificates_only(certificates: Path, stranger: PlaneTls) -> None:
-    """A worker's certificate of the mesh's CA orders a device; another role's, another CA's or none does not."""
     worker = ControlAccess(tls(certificates, "worker"))
     async with device(worker) as ordered:
         assert await ordered.obeys(worker) == ""
@@ -141,7 +139,6 @@ async def test_no_order_goes_to_a_device_that_has_not_admitted_its_leader() -> N
 
 
 async def test_a_leader_trusts_workers_endpoints_only(certificates: Path, stranger: PlaneTls) -> None:
-    """What listens at a device's address must have a worker's certificate of this mesh before it receives an order."""
     leader = ControlAccess(tls(certificates, "worker"))
     for other in (ControlAccess(tls(certificates, "gateway")), ControlAccess(stranger), ControlAccess()):
         async with device(other) as impostor:

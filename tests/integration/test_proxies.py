@@ -44,13 +44,11 @@ def name_proxy(patch: pytest.MonkeyPatch, url: str) -> None:
 
 @pytest.fixture(autouse=True)
 def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that does not answer."""
     name_proxy(monkeypatch, f"http://{LOOPBACK}:{free_port()}")
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["open", "certificates"])
 async def test_members_are_reached_by_grpc(secured: bool, tmp_path: Path) -> None:
-    """Health checks of a command, of an image and of the supervisor find the member, with certificates and without."""
     access = ControlAccess()
     if secured:
         credentials = CredentialsFolder(tmp_path / "mesh-certs")

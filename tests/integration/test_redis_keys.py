@@ -119,6 +119,5 @@ class TestRedisKeys(KeyStoreContract):
 
 
 def numbers(admission: object) -> list[float]:
-    """Return an admission's figures."""
     names: Iterable[str] = ("retry_after_s", "used_requests", "used_tokens", "used_day_tokens")
     return [float(getattr(admission, name)) for name in names]

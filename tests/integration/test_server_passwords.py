@@ -25,7 +25,6 @@ async def _nothing(_error: Exception) -> None:
 
 
 async def test_a_broker_with_a_password_lets_in_who_has_it(tmp_path: Path) -> None:
-    """A broker with a password accepts clients that have it, and refuses all others."""
     with running(nats_server(tmp_path, password=PASSWORD)) as server:
         bus = await NatsBus.connect(server.url, "friend")
         await bus.close()
@@ -37,7 +36,6 @@ async def test_a_broker_with_a_password_lets_in_who_has_it(tmp_path: Path) -> No
 
 
 async def test_a_store_with_a_password_lets_in_who_has_it(tmp_path: Path) -> None:
-    """A store with a password accepts clients that have it, and refuses all others."""
     with running(redis_server(tmp_path, password=PASSWORD)) as server:
         store = await RedisStore.connect(server.url)
         await store.members()
@@ -55,7 +53,6 @@ def _nowhere_to_be_seen(server: EmbeddedServer, folder: Path) -> None:
 
 
 async def test_no_error_shows_a_password() -> None:
-    """Errors of an absent server, a wrong password and a malformed URL contain no password."""
     with pytest.raises(MeshError) as away:
         await NatsBus.connect(f"nats://spotwise:{PASSWORD}@127.0.0.1:1", "friend", connect_timeout_s=0.3)
     assert PASSWORD not in str(away.value)

@@ -71,7 +71,6 @@ def clock() -> FakeClock:
 
 @pytest.fixture
 async def store(redis_url: str) -> AsyncIterator[RedisStore]:
-    """The session's server, emptied."""
     store = await RedisStore.connect(redis_url)
     yield store
     await store.close()

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -22,7 +20,8 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode
 from tests.contracts.waiting import PATIENCE_S
 from tests.fakes.metadata_server import Fault, MetadataServer
-from tests.integration.onlooker import Onlooker, looking_on
+from tests.integration.onlooker import Onlooker
+from tests.integration.running_services import start_service
 
 pytestmark = pytest.mark.mesh
 
@@ -48,8 +47,6 @@ class Mesh:
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
     async def listen(self) -> None:
-        """Subscribe to notices and reports."""
-
         async def heard(raw: BusMessage) -> None:
             message = decode(raw.payload)
             if isinstance(message, Drain):
@@ -62,16 +59,7 @@ class Mesh:
 
     async def start(self, module: str, service_id: str, **variables: str) -> asyncio.subprocess.Process:
         """Start a service with these SPOTWISE_ variables."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTWISE_")}
-        given = self._variables | variables | {"SERVICE_ID": service_id}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"spotwise.{module}",
-            env=env | {f"SPOTWISE_{name}": value for name, value in given.items()},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        process = await start_service(module, **self._variables, **variables, SERVICE_ID=service_id)
         self._processes[service_id] = process
         return process
 
@@ -101,15 +89,13 @@ async def until_said(true: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-async def mesh(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Mesh]:
-    """A mesh without members."""
-    async with looking_on(nats_url, redis_url) as onlooker:
-        mesh = Mesh(onlooker, {"NATS_URL": nats_url, "REDIS_URL": redis_url})
-        await mesh.listen()
-        try:
-            yield mesh
-        finally:
-            await mesh.end()
+async def mesh(onlooker: Onlooker, nats_url: str, redis_url: str) -> AsyncIterator[Mesh]:
+    mesh = Mesh(onlooker, {"NATS_URL": nats_url, "REDIS_URL": redis_url})
+    await mesh.listen()
+    try:
+        yield mesh
+    finally:
+        await mesh.end()
 
 
 async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: Mesh, tmp_path: Path) -> None:

@@ -90,7 +90,6 @@ async def test_a_frame_that_lies_about_its_payload_ends_the_link(
 
 
 async def test_a_link_with_endless_pushes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link with too many uncommitted pushes is closed, which bounds the inbox."""
     monkeypatch.setattr("spotwise.mesh.links.ucx_inbox._MAX_PUSHES_OF_A_LINK", 16)
     receiver = Worker("t", 2)
     raw = RawPeer(receiver)

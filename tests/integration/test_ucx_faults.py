@@ -122,7 +122,6 @@ async def test_a_commit_that_is_no_hand_off_is_refused_at_once(commit: bytes) ->
 
 
 async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> None:
-    """A damaged chunk is requested again a few times by its place and number, then the push is refused."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     raw = RawPeer(receiver)
     before = receiver.memory.cells.copy()

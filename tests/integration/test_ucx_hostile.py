@@ -114,7 +114,6 @@ def _older(hello: bytes) -> bytes:
 
 
 async def hands_over(sender: Worker, receiver: Worker) -> None:
-    """A real hand-off works."""
     before = len(receiver.handoffs)
     receiver.transport.expect("real", 1, (1, 2))
     await sender.transport.push(receiver.target((1, 2)), handoff("real"), (3, 4))

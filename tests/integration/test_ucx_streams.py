@@ -157,7 +157,6 @@ async def test_a_damaged_chunk_is_sent_again(damaged: int) -> None:
 
 
 async def test_a_link_that_damages_everything_is_given_up() -> None:
-    """A push over a link that damages every chunk fails with its reason, and the next push finds the window open."""
     payloads = Damage(1000)
     sender, receiver = Worker("p", 1, payloads=payloads), Worker("t", 2)
     before = receiver.memory.cells.copy()

@@ -25,7 +25,6 @@ pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
 @pytest.mark.parametrize("chunk_bytes", [1, 2 * CELL_BYTES, 5 * CELL_BYTES, 11 * CELL_BYTES, 4 * 2**20])
 async def test_the_reserved_blocks_get_the_senders_bytes_and_no_others_change(chunk_bytes: int) -> None:
-    """Whatever the chunks: the first blocks reserved hold the source's bytes in all layers, all else is as it was."""
     sender, receiver = Worker("p", 1, chunk_bytes=chunk_bytes), Worker("t", 2, chunk_bytes=chunk_bytes)
     source, reserved = (40, 3, 17, 9, 22), (5, 4, 60, 11, 30, 31, 32)
     expected = receiver.memory.cells.copy()
@@ -198,7 +197,6 @@ async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender() -> None:
 
 
 async def test_an_idle_link_lets_the_loop_sleep() -> None:
-    """With idle links the reactor calls UCX now and then, not all the time."""
     sender, receiver = Worker("p", 1), Worker("t", 2)
     turns = itertools.count()
     progress = UcxReactor._progress
@@ -244,7 +242,6 @@ async def test_an_unreachable_peer_is_named() -> None:
 
 
 async def test_a_taken_port_is_reported() -> None:
-    """Two listeners cannot share a port; the error has the port and what to do, and the transport closes as usual."""
     first = Worker("p", 1)
     async with running(first):
         second = Worker("q", 2, port=int(first.transport.address.rpartition(":")[2]))

@@ -79,13 +79,11 @@ class Home:
         return self._run([sys.executable, "-m", "spotwise.cli", *arguments], {})
 
     def state(self) -> RunState:
-        """The state that the supervisor recorded."""
         state = read_state(self.path / "run" / "test" / "state.json")
         assert state is not None
         return state
 
     def service(self, service_id: str) -> RecordedService:
-        """The supervisor's record of one process."""
         return self.state().services[service_id]
 
     def pid(self, service_id: str) -> int:
@@ -158,7 +156,6 @@ def test_detached_mesh_comes_up_and_goes_down_without_a_trace(home: Home) -> Non
 
 
 def test_a_second_mesh_of_the_same_name_is_refused(home: Home) -> None:
-    """A second mesh of the same name is refused while the first keeps running; one of another name starts."""
     assert home.up().returncode == 0
     before = home.state()
     second = home.spotwise("up", "--name", "test", "--port", str(free_port()))
@@ -365,7 +362,6 @@ def test_each_embedded_server_may_be_replaced_alone(home: Home, tmp_path: Path) 
 
 
 def test_a_taken_port_is_refused_before_anything_starts(home: Home, redis_url: str) -> None:
-    """The message names the option; the exit status is 1."""
     taken = redis_url.rsplit(":", 1)[1].split("/")[0]
     result = home.spotwise("up", "--name", "test", "--port", taken)
     assert result.returncode == 1

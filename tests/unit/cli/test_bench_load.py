@@ -41,7 +41,6 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture
 def gateway_url() -> Iterator[str]:
-    """The URL on which the server listens."""
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
@@ -64,7 +63,6 @@ def test_a_mesh_with_keys_can_be_measured(
 
 
 def test_without_the_key_the_refusal_is_reported(spotwise: CommandLine, gateway_url: str) -> None:
-    """Exit status 1 and one line."""
     ended = spotwise("bench", "load", "--url", gateway_url, "--streams", "1")
     assert ended.status == 1
     assert "401" in ended.stderr

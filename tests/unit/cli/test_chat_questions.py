@@ -15,7 +15,6 @@ NOBODY = "http://127.0.0.1:1"
 @pytest.mark.parametrize("url", ["notaurl", "ftp://h:1", "http://", "http://h:port", "http://[::1"])
 @pytest.mark.parametrize("command", ["chat hi", "bench load"])
 def test_what_is_no_gateways_url_is_refused_by_the_options_name(spotwise: CommandLine, command: str, url: str) -> None:
-    """Exit status 2, with an example."""
     ended = spotwise(*command.split(), "--url", url)
     assert ended.status == 2
     assert "--url" in ended.stderr

@@ -21,7 +21,6 @@ from tests.unit.cli.command_line import CommandLine
 def test_a_device_that_is_not_there_is_refused(
     name: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The line names the option, and the exit status is that of a wrong option."""
     monkeypatch.setattr(model_options, "_cuda_devices", lambda: count)
     with pytest.raises(OptionError, match=message) as error:
         require_device(name)
@@ -31,7 +30,6 @@ def test_a_device_that_is_not_there_is_refused(
 
 @pytest.mark.parametrize(("name", "count"), [("cpu", 0), ("auto", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:7", 8)])
 def test_a_device_that_is_there_is_taken(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An available device is used, and `auto` chooses one."""
     monkeypatch.setattr(model_options, "_cuda_devices", lambda: count)
     require_device(name)
 

@@ -25,7 +25,6 @@ OTHER = MeshAddresses("nats://127.0.0.1:3", "redis://127.0.0.1:4/0")
 
 @pytest.fixture
 def local_mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
-    """A mesh that is recorded as running on this machine."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
     folder = run_folder("here")
     folder.path.mkdir(parents=True)

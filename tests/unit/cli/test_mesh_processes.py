@@ -44,7 +44,6 @@ def test_the_default_mesh_has_six_services() -> None:
 
 
 def test_every_service_knows_itself_its_servers_and_the_model() -> None:
-    """Each service gets its id, the servers' URLs and the model, and does not contact a model hub."""
     for service_id, service in plan().items():
         assert service.env["SPOTWISE_SERVICE_ID"] == service_id
         assert service.env["SPOTWISE_NATS_URL"] == NATS
@@ -154,7 +153,6 @@ def test_what_torch_computes_keeps_to_its_share(changes: dict[str, Any]) -> None
 
 
 def test_a_worker_is_not_pinned_to_fewer_cores_than_it_has_threads() -> None:
-    """A worker with more threads than its share of cores may use every core."""
     env = plan(cores=4, threads=4)["token-0"].env
     assert env["SPOTWISE_THREADS"] == "4"
     assert "SPOTWISE_CORES" not in env
@@ -234,7 +232,6 @@ def test_simulated_workers_live_many_to_a_process() -> None:
 
 
 def test_options_reach_simulated_workers() -> None:
-    """The options become the workers' settings, and with real KV fewer workers share a process."""
     services = plan(
         engine="simulated",
         token_workers=20,
@@ -263,7 +260,6 @@ def test_other_services_are_their_only_member() -> None:
 
 @pytest.mark.parametrize("workers", [(0, 1, 0), (1, 0, 0), (0, 0, 0)])
 def test_a_mesh_without_a_worker_for_a_phase_is_refused(workers: tuple[int, int, int]) -> None:
-    """A mesh without a worker for a phase is refused, for its requests could never be answered."""
     prompt_workers, token_workers, mixed_workers = workers
     with pytest.raises(ValidationError, match="--prompt-workers"):
         plan(prompt_workers=prompt_workers, token_workers=token_workers, mixed_workers=mixed_workers)

@@ -76,7 +76,6 @@ def test_folders_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_name_is_held_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second claim fails with what to do; after the first ends, it succeeds."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
     folder = run_folder("a")
     with folder.claimed(), pytest.raises(CommandError, match="spotwise down --name a"), run_folder("a").claimed():

@@ -10,14 +10,12 @@ from spotwise.cli.launch.worker_options import parse_parallel
 
 
 def pools(prompt: int = 0, token: int = 0, mixed: int = 0, **shapes: GroupShape) -> WorkerPools:
-    """Return so many workers of each pool."""
     return WorkerPools.model_validate(
         {"prompt_workers": prompt, "token_workers": token, "mixed_workers": mixed, **shapes}
     )
 
 
 def shape(stages: int, shards: int) -> GroupShape:
-    """Return the processes of a worker."""
     return GroupShape(stages=stages, shards=shards)
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 
 def test_no_log_line_of_a_library_gets_into_a_commands_output(tmp_path: Path) -> None:
-    """A missing broker is one line of output; the client's log of its attempts does not appear."""
     # A process of its own: how logs are set up belongs to the whole process.
     command = [sys.executable, "-m", "spotwise.cli", "drain", "token-0", "--nats-url", "nats://127.0.0.1:1"]
     env = os.environ | {"SPOTWISE_HOME": str(tmp_path)}

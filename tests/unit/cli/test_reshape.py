@@ -112,7 +112,6 @@ async def test_a_dry_run_shows_the_plan_and_ends() -> None:
 async def test_what_fails_is_said_in_one_line(
     reply: m.Message | None, deployment: PlannedDeployment | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And ends with status 1."""
     monkeypatch.setattr(command, "_REPLY_TIMEOUT_S", 0.05)
     store = await stored(deployment)
     async with answering(reply) as bus:

@@ -61,7 +61,6 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
 
 
 def test_the_folder_of_a_mesh_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folders are accessible to their owner only, and a home that cannot be written is refused with a remedy."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
     folder = run_folder("here")
     folder.logs_folder.mkdir(parents=True, mode=0o755)

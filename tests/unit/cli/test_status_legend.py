@@ -61,7 +61,6 @@ def test_which_scheduler_and_planner_act_is_shown_with_their_terms() -> None:
     ],
 )
 def test_a_worker_away_from_home_is_shown_with_both_pools(home: Pool, load: WorkerLoad, shown: str) -> None:
-    """The worker has its home pool and its current pool in the table, with a line that explains the two."""
     member = Member("w", MemberKind.TOKEN_WORKER, 1, MemberState.READY, "host", 1, "host:1", home, load=load)
     status = MemberStatus(member, True, EngineDescription(member, 0, 0, 0, "an engine", 4))
     assert _row(status)[2] == shown
@@ -109,8 +108,6 @@ def test_kv_on_the_host_is_shown_where_a_worker_swaps() -> None:
 
 
 def test_a_worker_with_other_weights_is_shown_as_such() -> None:
-    """A worker's weights are shown as others if they differ from those that the scheduler reports."""
-
     def member(name: str, kind: MemberKind, digest: str | None) -> MemberStatus:
         status = status_of(name, kind, None if kind is MemberKind.CLUSTER_SCHEDULER else "an engine")
         reported = dataclasses.replace(status.member, model_digest=digest)

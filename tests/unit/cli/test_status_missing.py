@@ -17,7 +17,6 @@ NEEDED = (MemberKind.GATEWAY, MemberKind.CLUSTER_SCHEDULER, MemberKind.TOKEN_WOR
 
 
 def member(kind: MemberKind) -> MemberStatus:
-    """A member that serves."""
     return MemberStatus(Member(f"{kind.value}-0", kind, 1, MemberState.READY, "h", 1, "h:1"), True, None)
 
 
@@ -28,7 +27,6 @@ def test_a_mesh_with_any_worker_is_whole() -> None:
 
 @pytest.mark.parametrize(("absent", "word"), [*zip(NEEDED, ("gateway", "scheduler", "worker"), strict=True)])
 def test_what_nothing_is_served_without_is_named(absent: MemberKind, word: str) -> None:
-    """A missing service that every request needs is named, however healthy the others are."""
     assert missing_services([member(kind) for kind in NEEDED if kind is not absent]) == [
         f"no {word} is in the mesh: no request is served"
     ]

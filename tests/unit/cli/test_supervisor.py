@@ -176,7 +176,6 @@ def test_a_service_with_another_process_does_not_end_the_mesh(
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that gives no sign of life while another one does is ended and started again."""
     monkeypatch.setattr(liveness, "_PERIOD_S", 0.02)
     world = World(tmp_path, ["exec sleep 600"], others=1)
     world.state.options = world.state.options.model_copy(update={"hang_timeout_s": 0.2})
@@ -284,7 +283,6 @@ def test_a_broken_pipe_silences_the_report_and_nothing_else() -> None:
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    """The tail is read of a long log, and is empty without a log."""
     path = tmp_path / "log"
     assert log_tail(path) == []
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))
@@ -311,7 +309,6 @@ def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None
 
 
 def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Path) -> None:
-    """A start that one service refuses is explained by that service's own reason, not its log."""
     world = World(
         tmp_path, ["echo more; echo \"[error] cannot_serve  error='no tensor x' member=worker\"; sleep 0.1; exit 1"]
     )

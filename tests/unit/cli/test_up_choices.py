@@ -34,7 +34,6 @@ def test_pools_that_were_not_named(named: dict[str, int], expected: tuple[int, i
 
 
 def options(host: str) -> MeshOptions:
-    """Return the options of a mesh whose gateway listens on the host."""
     return MeshOptions(
         name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000, allow_anonymous=True
     )
@@ -42,7 +41,6 @@ def options(host: str) -> MeshOptions:
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
 def test_a_public_gateway_without_keys_gets_a_warning(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public gateway without keys gets a warning with the risk and the remedy, and none with keys."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     warning = public_access_warning(options(host))
     assert warning is not None

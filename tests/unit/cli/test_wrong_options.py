@@ -73,7 +73,6 @@ def test_a_wrong_option_is_named_and_ends_with_status_2(
 def test_a_profile_without_hand_offs_is_refused_where_workers_would_make_some(
     spotwise: CommandLine, tmp_path: Path
 ) -> None:
-    """A profile without hand-offs, as of a mixed worker, is refused, and the message has the alternative."""
     path = tmp_path / "own.json"
     path.write_text(json.dumps(profile_as_dict(replace(BUILT_IN, link=None))))
     ended = spotwise("up", "--engine", "simulated", "--profile", str(path))

@@ -89,25 +89,21 @@ class Ec2StandIn:
             return self._answers.setdefault(parameters["ClientToken"], answer)
 
     def describe_instances(self, **parameters: Any) -> dict[str, Any]:
-        """Describe instances by moto."""
         with self._turn:
             self._note("describe_instances", parameters)
             return {"Reservations": []} if self.hidden else self._moto.describe_instances(**parameters)
 
     def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
-        """Terminate instances by moto."""
         with self._turn:
             self._note("terminate_instances", parameters)
             return self._moto.terminate_instances(**parameters)
 
     def create_tags(self, **parameters: Any) -> dict[str, Any]:
-        """Tag by moto."""
         with self._turn:
             self._note("create_tags", parameters)
             return self._moto.create_tags(**parameters)
 
     def describe_launch_template_versions(self, **parameters: Any) -> dict[str, Any]:
-        """Describe by moto."""
         with self._turn:
             self._note("describe_launch_template_versions", parameters)
             return self._moto.describe_launch_template_versions(**parameters)

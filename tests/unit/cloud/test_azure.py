@@ -35,7 +35,6 @@ def answer_to(*events: Any) -> MetadataAnswered:
 
 
 async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
-    """A preemption is reported with its deadline, and the machine's name is requested once."""
     async with MetadataServer("Spot-7") as server:
         azure = Azure()
         assert await carried_out(azure.query(NOW), server) == MetadataAnswered()
@@ -81,7 +80,6 @@ def test_an_event_of_several_machines_is_not_acknowledged() -> None:
 
 @pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
 def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
-    """Events that leave the machine running are neither signs nor problems."""
     assert answer_to(event(EventType=kind)) == MetadataAnswered()
     assert answer_to(event(EventType="Terminate")).signs
 

@@ -77,10 +77,7 @@ def ec2(moto_client: Any) -> Ec2StandIn:
 
 
 class Nothing:
-    """An account that never has instances."""
-
     def describe_instances(self, **_: Any) -> dict[str, Any]:
-        """Describe no instances."""
         return {"Reservations": []}
 
 
@@ -101,7 +98,6 @@ class Ec2Site:
         self._options = options
 
     async def open(self, mesh: str) -> InstanceProvider:
-        """Open another client to it."""
         return Ec2Instances(mesh, self._options, Ec2Connection(self._ec2))
 
 
@@ -122,12 +118,10 @@ class TestRunInstances(InstanceProviderContract):
 def order(
     count: int = 2, token: str = "one", market: Market = Market.SPOT, types: tuple[str, ...] = (TYPE,)
 ) -> AcquireRequest:
-    """Return an order of some instances."""
     return AcquireRequest(token, types, market, count)
 
 
 def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
-    """Return a provider of one mesh."""
     return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Connection(ec2))
 
 
@@ -409,7 +403,6 @@ async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: s
 
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
-    """While a call to EC2 waits, other tasks run."""
     began, answer = threading.Event(), threading.Event()
     described = empty.describe_instances
 

@@ -102,17 +102,14 @@ class Hours:
 
 @pytest.fixture
 async def provider(options: LocalOptions) -> AsyncIterator[LocalInstances]:
-    """Return a provider of one mesh."""
     yield LocalInstances("mesh-a", options)
 
 
 def order(instance_type: str, count: int = 1, token: str = "one") -> AcquireRequest:
-    """Return an order of some processes."""
     return AcquireRequest(token, (instance_type,), Market.SPOT, count)
 
 
 def process_of(options: LocalOptions, instance: AcquiredInstance) -> MachineProcess:
-    """An instance's first process."""
     folder = LocalFolder(options.folder)
     process = MachineProcess.read(folder.path / f"{instance.id}.process", str(folder.path / instance.id))
     assert process is not None
@@ -196,7 +193,6 @@ async def test_a_program_that_cannot_be_run_is_refused(options: LocalOptions, tm
 
 
 async def test_what_stays_after_its_grace_is_killed(options: LocalOptions) -> None:
-    """A program that outlives its grace period is killed with its children; until then it is listed as leaving."""
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.5))
     [instance] = await provider.acquire(order("stubborn"))
     releasing = asyncio.create_task(provider.release([instance.id]))
@@ -392,7 +388,6 @@ async def test_a_process_that_cannot_be_killed_is_an_error(
 
 
 async def test_the_gone_are_forgotten_after_a_day(options: LocalOptions) -> None:
-    """Ended instances and their logs are removed after a day, running ones are not."""
     hours = Hours()
     provider = LocalInstances("mesh-a", options, hours)
     [ended] = await provider.acquire(order("ends"))

@@ -88,7 +88,6 @@ async def two_devices(broker: MemoryBroker) -> AsyncIterator[tuple[TwoDevices, M
 
 
 async def order(bus: MemoryBus, config: str, *, dry_run: bool = False) -> m.ReshapeReply:
-    """Order a configuration, as the command line does."""
     payload = encode(m.ReshapeMesh(ParallelConfig.parse(config), dry_run))
     reply = decode(await bus.request(subjects.RESHAPE, payload, 5.0))
     assert isinstance(reply, m.ReshapeReply)

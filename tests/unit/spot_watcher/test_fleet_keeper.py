@@ -226,6 +226,14 @@ async def test_instances_and_the_bill_outlive_the_watcher(tmp_path: Path, folder
         report = planner.reports[-1]
         assert report.spent == pytest.approx((report.at_s - launched_s) * 0.01)
         assert [each.purchase.token for each in report.purchases] == ["t1"]
+        (instance,) = report.instances
+        leaves = InstanceRelease(instance.id, report.at_s + 600.0, "too many")
+        await planner.order(Purchase("t1", ("small",), Market.ON_DEMAND, 1), leaves)
+        await planner.beat(instance.id)
+        await until(lambda: planner.drains)
+        assert planner.drains[0].worker_id == instance.id
+        await planner.beat(instance.id, MemberState.LEFT)
+        await until(lambda: planner.states() == [InstanceState.GONE])
     async with keeping(settings, store, incarnation=4) as (planner, _):
         await planner.order(Purchase("t2", ("small",), Market.SPOT, 1))
         kept = await store.get_fleet("default")

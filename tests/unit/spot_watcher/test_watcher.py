@@ -57,12 +57,10 @@ class Mesh:
         await self.host.bus.subscribe(subjects.INTERRUPTIONS, on_message)
 
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
-        """Send a heartbeat of a worker on the watcher's machine."""
         member = Member(worker_id, MemberKind.TOKEN_WORKER, 1, state, HOST, 1, "h:1")
         await self.host.bus.publish(subjects.heartbeat(member.kind, worker_id), encode(member))
 
     def counted(self, name: str, **labels: str) -> float:
-        """A series of the watcher."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
@@ -74,7 +72,6 @@ def settings_of(server: MetadataServer | None = None, **given: object) -> SpotWa
 
 @asynccontextmanager
 async def watching(settings: SpotWatcherSettings) -> AsyncIterator[Mesh]:
-    """A watcher at work."""
     broker, metrics = MemoryBroker(), WatcherMetrics()
     member = Member(settings.service_id, MemberKind.SPOT_WATCHER, 1, State.STARTING, HOST, 1, f"{LOOPBACK}:1")
     host = ServiceHost(settings, MemoryBus(broker), MemoryStore(), ControlServer(LOOPBACK, 0), member)
@@ -132,7 +129,6 @@ async def test_a_taint_becomes_a_notice(tmp_path: Path) -> None:
 
 
 async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
-    """Azure is not answered before the last worker has left; a failure is tried again."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure")) as mesh:
         await mesh.beat("a")
         await mesh.beat("b")
@@ -184,7 +180,6 @@ async def test_failing_metadata_is_reported_once_and_costs_no_notice() -> None:
 
 
 async def test_an_absent_server_is_polled_again_and_again() -> None:
-    """Without a metadata service the watcher polls again, and keeps serving operators."""
     async with watching(settings_of(cloud="gcp")) as mesh:
         await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="gcp", outcome="failed") >= 3)
         await mesh.beat("w")
@@ -195,7 +190,6 @@ async def test_an_absent_server_is_polled_again_and_again() -> None:
 
 
 async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() -> None:
-    """Without a cloud, as under `spotwise up`, no metadata is requested and operators' drains are answered."""
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(Drain("x", 1.0)), PATIENCE_S)
@@ -204,7 +198,6 @@ async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() ->
 
 
 async def test_a_machine_of_no_cloud_is_reported_as_such() -> None:
-    """After some tries the watcher reports no cloud, and keeps serving."""
     async with MetadataServer(HOST, clouds=()) as server:
         with capture_logs() as logs:
             async with watching(settings_of(server, cloud="auto", node_name="node-0")):
@@ -229,7 +222,6 @@ async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
 
 
 def test_metrics_are_served_where_a_port_is_named() -> None:
-    """Metrics are served in Prometheus' format, and a taken port is an error with its setting."""
     metrics, port = WatcherMetrics(), free_port()
     metrics.notices.inc()
     with served_metrics(metrics.registry, LOOPBACK, port, "SPOTWISE_METRICS_PORT"):

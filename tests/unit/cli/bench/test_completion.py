@@ -44,7 +44,6 @@ async def test_fewer_tokens_than_requested_are_an_error() -> None:
 
 
 async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
-    """An unstreamed answer is identified by its id, and has as many tokens as requested."""
     answer = httpx.Response(200, json={"id": "cmpl-7", "usage": {"completion_tokens": 3}})
     client = GatewayClient("http://server", transport=httpx.MockTransport(lambda _: answer))
     assert await run_completion(client, "m", [1], 3) == "cmpl-7"

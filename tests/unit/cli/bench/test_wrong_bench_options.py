@@ -34,14 +34,12 @@ def test_a_wrong_option_is_named(
 
 
 def test_an_absent_peer_is_reported_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Exit status 1, and how to install it."""
     ended = spotwise("bench", "peer", "--vllm", str(tmp_path / "vllm"))
     assert ended.status == 1
     assert "scripts/peer.sh" in ended.stderr
 
 
 def test_arguments_for_up_are_words_of_a_shell() -> None:
-    """Arguments for `up` are split as by a shell, so that quoted ones stay whole."""
     assert up_arguments("") == []
     assert up_arguments("--kv-cache 1GiB --model 'my model'") == ["--kv-cache", "1GiB", "--model", "my model"]
 

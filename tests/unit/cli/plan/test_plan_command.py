@@ -92,7 +92,6 @@ def test_a_dying_instance_sends_what_only_it_has(spotwise: CommandLine, tmp_path
 
 
 def test_a_buffer_is_kept_to(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Every instance keeps to the buffer, at a cost of time."""
     free, bound = tmp_path / "free.json", tmp_path / "bound.json"
     change = "plan --from 1,4,4 --to 1,2,8"
     assert spotwise(*f"{change} --json {free}".split()).status == 0

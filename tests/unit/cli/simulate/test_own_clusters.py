@@ -40,7 +40,6 @@ of = "paper"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    """A cluster file with a recorded profile beside it."""
     (tmp_path / "measured.json").write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
     path = tmp_path / "cluster.toml"
     path.write_text('name = "mine"\nmodel = "llama2-70b"\n' + TWO_KINDS)
@@ -137,14 +136,12 @@ def test_several_seeds_have_a_mean_bill(spotwise: CommandLine, cluster: Path) ->
     ],
 )
 def test_what_the_file_says_is_no_option(spotwise: CommandLine, cluster: Path, options: str, named: str) -> None:
-    """An option that would have no effect is refused."""
     ended = spotwise("simulate", "run", "--cluster", str(cluster), *options.split())
     assert ended.status == 2, ended.stderr
     assert f"{named}: --cluster" in " ".join(ended.stderr.split())
 
 
 def test_what_is_wrong_with_a_cluster_file_is_reported(spotwise: CommandLine, cluster: Path) -> None:
-    """With status 2, the file and the key."""
     cluster.write_text(cluster.read_text().replace("price_per_h", "price"))
     ended = spotwise("simulate", "run", "--cluster", str(cluster))
     assert ended.status == 2

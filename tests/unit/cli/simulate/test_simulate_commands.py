@@ -140,7 +140,6 @@ def test_a_file_of_requests_that_cannot_be_written_is_refused(
 
 
 def test_the_reason_of_failed_requests_is_reported(spotwise: CommandLine, tmp_path: Path) -> None:
-    """The reason of the first failed request is in the report and in the file."""
     trace, file = tmp_path / "mine.csv", tmp_path / "run.json"
     trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,20000,9\n2024-01-01 00:00:02,50,9\n")
     profile = tmp_path / "machine.json"
@@ -316,7 +315,6 @@ def test_options_without_effect_are_refused(spotwise: CommandLine, tmp_path: Pat
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch, command: str, option: str
 ) -> None:
-    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", *command.split())
     assert ended.status == 2, ended.stderr
