@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from spotwise.mesh.redis.store import RedisStore
 from spotwise.mesh.service.settings import ServiceSettings
 from tests.integration.onlooker import Onlooker, looking_on
 
@@ -14,6 +15,13 @@ from tests.integration.onlooker import Onlooker, looking_on
 async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
     async with looking_on(nats_url, redis_url) as onlooker:
         yield onlooker
+
+
+@pytest.fixture
+async def store(redis_url: str) -> AsyncIterator[RedisStore]:
+    store = await RedisStore.connect(redis_url)
+    yield store
+    await store.close()
 
 
 @pytest.fixture

@@ -73,7 +73,6 @@ class Member:
             return None, error
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call, and wait for the result."""
         self.begin(name, *args)
         return self.end()
 
@@ -257,7 +256,6 @@ class GroupProcesses:
         self.logits: list[Any] = []
 
     def all(self, name: str, *args: Any) -> list[Any]:
-        """Call every member, side by side."""
         for member in self.members:
             member.begin(name, *args)
         return _all_of(self.members)

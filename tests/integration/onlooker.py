@@ -7,10 +7,21 @@ from contextlib import asynccontextmanager
 
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.mesh.nats.bus import NatsBus
-from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.ports.ports import BusMessage, MessageBus
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode
+
+
+async def heard_on(bus: MessageBus, subject: str) -> list[bytes]:
+    """Subscribe; the list grows by the payload of each message that is heard."""
+    heard: list[bytes] = []
+
+    async def hear(message: BusMessage) -> None:
+        heard.append(message.payload)
+
+    await bus.subscribe(subject, hear)
+    return heard
 
 
 class Onlooker:

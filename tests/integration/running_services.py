@@ -5,11 +5,23 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
+from spotwise.mesh.embedded.servers import LOOPBACK
+from spotwise.mesh.grpc.control import ControlServer, EngineView
 from spotwise.mesh.service.host import ServiceHost
 from tests.contracts.waiting import PATIENCE_S
+
+
+def wait_for(condition: Callable[[], object], what: str = "", seconds: float = 30.0) -> None:
+    """Wait until it holds, outside of any loop."""
+    deadline_s = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline_s, f"waited in vain: {what}"
+        time.sleep(0.01)
 
 
 @asynccontextmanager
@@ -24,8 +36,19 @@ async def serving(host: ServiceHost) -> AsyncIterator[None]:
         await running
 
 
+@asynccontextmanager
+async def control_server(engines: EngineView | None = None, **options: Any) -> AsyncIterator[tuple[ControlServer, str]]:
+    """A control server on a free port, and its address; it does not report that it serves."""
+    server = ControlServer(LOOPBACK, 0, engines, **options)
+    await server.start()
+    try:
+        yield server, f"{LOOPBACK}:{server.port}"
+    finally:
+        await server.close()
+
+
 async def start_service(
-    module: str, stderr: int = asyncio.subprocess.DEVNULL, **variables: str
+    module: str, stderr: int = asyncio.subprocess.DEVNULL, /, **variables: str
 ) -> asyncio.subprocess.Process:
     """Start a service with these SPOTWISE_ variables, and no others."""
     env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTWISE_")}

@@ -17,6 +17,7 @@ from spotwise.mesh.ports.ports import BusMessage, MeshError, MessageBus, NoRespo
 from tests.clusters import NatsCluster, running_nats_cluster
 from tests.contracts.bus import BusContract, Connect, echo
 from tests.contracts.waiting import until
+from tests.integration.onlooker import heard_on
 
 pytestmark = pytest.mark.mesh
 
@@ -90,12 +91,7 @@ class TestNatsCluster(BusContract):
     async def test_close_lets_the_handlers_finish_what_has_arrived(self, connect: Connect, subject: str) -> None:
         """Closing sends and handles what is pending, also what a bus of another node sent."""
         bus, other = await connect(), await connect()
-        heard: list[bytes] = []
-
-        async def handler(message: BusMessage) -> None:
-            heard.append(message.payload)
-
-        await bus.subscribe(subject, handler)
+        heard = await heard_on(bus, subject)
         await other.publish(subject, b"sent")
         await until(lambda: heard)
         await bus.close()
@@ -118,15 +114,10 @@ async def test_each_node_dies_and_returns_under_traffic(cluster: NatsCluster) ->
     subscriber is moving to another node waits for it.
     """
     subject = uuid.uuid4().hex
-    heard: list[int] = []
     reconnected: list[str] = []
-
-    async def handler(message: BusMessage) -> None:
-        heard.append(int(message.payload))
-
     listener, speaker = await NatsBus.connect(cluster.url, "listener"), await NatsBus.connect(cluster.url, "speaker")
     listener.when_reconnected(lambda: reconnected.append("listener"))
-    await listener.subscribe(subject, handler)
+    heard = await heard_on(listener, subject)
     await listener.subscribe(f"{subject}.ask", echo)
     sent = 0
 
@@ -148,9 +139,9 @@ async def test_each_node_dies_and_returns_under_traffic(cluster: NatsCluster) ->
             assert cluster.node_of(listener) is not node
             assert await speaker.request(f"{subject}.ask", b"there", 10.0) == b"there"
             last = sent
-            await until(lambda: heard[-1] > last)  # noqa: B023
+            await until(lambda: int(heard[-1]) > last)  # noqa: B023
             cluster.start(node)
-            assert heard == sorted(set(heard)), f"turn {turn}"
+            assert [*map(int, heard)] == sorted({*map(int, heard)}), f"turn {turn}"
     finally:
         speaking.cancel()
         await speaker.close()

@@ -35,13 +35,6 @@ ROOT = Path(__file__).parents[2]
 
 
 class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):
-    @pytest.fixture
-    async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
-        """The session's server, emptied."""
-        store = await RedisStore.connect(redis_url)
-        yield store
-        await store.close()
-
     async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
         assert isinstance(store, RedisStore)
         await store._redis.hset(subjects.kept_request_key(request_id), "owner", owner)
@@ -113,12 +106,6 @@ def rooms(kind: Kind, longest_s: float, *scopes: str) -> dict[str, float]:
     of_scopes = [f"{subjects.room_key(kind)}:of:{scope}" for scope in scopes]
     names = [subjects.room_key(kind), f"{subjects.room_key(kind)}:entries", subjects.room_bytes_key(kind), *of_scopes]
     return dict.fromkeys(names, longest_s)
-
-
-async def test_what_is_no_redis_url_is_a_mesh_error() -> None:
-    with pytest.raises(MeshError, match="the store's URL is wrong") as refusal:
-        await RedisStore.connect("secret@host")
-    assert "secret" not in str(refusal.value)
 
 
 async def test_a_server_that_does_not_answer_is_a_mesh_error_everywhere() -> None:

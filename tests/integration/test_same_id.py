@@ -5,18 +5,14 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.supervision.run_state import RunState, write_state
+from spotwise.cli.launch.supervision.run_state import write_state
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
-from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.settings import ServiceSettings
@@ -24,7 +20,8 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.integration.onlooker import Onlooker
-from tests.integration.running_services import serving
+from tests.integration.running_services import control_server, serving
+from tests.unit.cli.builders import run_state
 
 pytestmark = pytest.mark.mesh
 
@@ -32,7 +29,6 @@ LONG_S = 600.0
 
 
 def predecessor(grpc_address: str) -> Member:
-    """A member that died without a word."""
     return Member("member-1", MemberKind.SPOT_WATCHER, 1, MemberState.READY, "a-host", os.getpid(), grpc_address)
 
 
@@ -65,14 +61,10 @@ async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_e
 async def test_another_service_at_a_dead_members_port_does_not_keep_its_id_for_long(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    stranger = ControlServer(LOOPBACK, 0)
-    await stranger.start()
-    try:
-        await onlooker.store.register(predecessor(f"{LOOPBACK}:{stranger.port}"), settings.member_timeout_s)
+    async with control_server() as (_, address):
+        await onlooker.store.register(predecessor(address), settings.member_timeout_s)
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
             await until(lambda: MemberState.READY in onlooker.states())
-    finally:
-        await stranger.close()
 
 
 async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
@@ -91,16 +83,7 @@ async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSet
 async def test_join_refuses_an_id_in_use(settings: ServiceSettings, onlooker: Onlooker, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "default"
     folder.mkdir(parents=True)
-    state = RunState(
-        supervisor=ProcessIdentity(1, 1),
-        ready=True,
-        options=MeshOptions(name="default", model_folder=tmp_path, model_name="m"),
-        nats_url=settings.nats_url,
-        redis_url=settings.redis_url,
-        started_unix_s=time.time(),
-        services={},
-    )
-    write_state(folder / "state.json", state)
+    write_state(folder / "state.json", run_state(nats_url=settings.nats_url, redis_url=settings.redis_url))
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host, serving(host):
         command = (sys.executable, "-m", "spotwise.cli", "join", "mixed", "--id", "member-1")
         join = await asyncio.create_subprocess_exec(

@@ -21,7 +21,7 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.integration.onlooker import Onlooker
+from tests.integration.onlooker import Onlooker, heard_on
 from tests.integration.running_services import serving
 
 pytestmark = pytest.mark.mesh
@@ -96,27 +96,17 @@ async def test_a_registration_is_renewed_as_long_as_the_member_lives(
 async def test_what_a_member_posts_leaves_in_order(settings: ServiceSettings, onlooker: Onlooker) -> None:
     """All messages to one inbox arrive in order, including those sent just before the end."""
     orders = [CancelRequest(f"r{number}", number) for number in range(200)]
-    heard: list[object] = []
-
-    async def handler(raw: BusMessage) -> None:
-        heard.append(decode(raw.payload))
-
-    await onlooker.bus.subscribe(subjects.inbox("other"), handler)
+    heard = await heard_on(onlooker.bus, subjects.inbox("other"))
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         for order in orders:
             host.send("other", order)
     await until(lambda: len(heard) == len(orders))
-    assert heard == orders
+    assert [decode(each) for each in heard] == orders
 
 
 async def test_a_message_too_large_is_refused_where_it_is_posted(settings: ServiceSettings, onlooker: Onlooker) -> None:
     """A message above the broker's limit is refused with its kind and both sizes, and the next one is sent."""
-    heard: list[object] = []
-
-    async def handler(raw: BusMessage) -> None:
-        heard.append(decode(raw.payload))
-
-    await onlooker.bus.subscribe(subjects.inbox("other"), handler)
+    heard = await heard_on(onlooker.bus, subjects.inbox("other"))
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         limit = host.bus.max_payload_bytes
         with pytest.raises(PayloadTooLargeError, match=rf"a CancelRequest of \d+ bytes .* {limit} bytes"):

@@ -22,7 +22,6 @@ async def start_planner(**variables: str) -> asyncio.subprocess.Process:
 
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
-    """Return the process's exit code and its standard error."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             _, errors = await process.communicate()

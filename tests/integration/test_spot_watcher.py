@@ -58,13 +58,11 @@ class Mesh:
         await self.onlooker.bus.subscribe(subjects.INTERRUPTIONS, heard)
 
     async def start(self, module: str, service_id: str, **variables: str) -> asyncio.subprocess.Process:
-        """Start a service with these SPOTWISE_ variables."""
         process = await start_service(module, **self._variables, **variables, SERVICE_ID=service_id)
         self._processes[service_id] = process
         return process
 
     async def end(self) -> None:
-        """End every process that was started here."""
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)

@@ -11,7 +11,6 @@ def entry(stage: str, at_s: float, member: str = "w", epoch: int = 1, **facts: s
 
 
 def rows(*entries: LedgerEntry) -> list[list[str]]:
-    """The cells of each row."""
     table = _table("r", [*entries])
     return [list(cells) for cells in zip(*(column._cells for column in table.columns), strict=True)]  # type: ignore[misc]
 

@@ -8,32 +8,19 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, read_state, write_state
 from spotwise.mesh.embedded.child_process import ProcessIdentity
+from tests.unit.cli.builders import run_state
 
 
 def make_state() -> RunState:
-    return RunState(
-        supervisor=ProcessIdentity(10, 1000),
-        ready=True,
-        options=MeshOptions(name="default", model_folder=Path("/m"), model_name="m"),
-        nats_url="nats://127.0.0.1:1",
-        redis_url="redis://127.0.0.1:2/0",
-        started_unix_s=3.5,
+    return run_state(
         services={
             "token-0": RecordedService(state=ServiceState.HEALTHY, process=ProcessIdentity(11, 1001), restarts=2),
             "prompt-0": RecordedService(state=ServiceState.LEFT),
-        },
+        }
     )
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    write_state(path, make_state())
-    assert read_state(path) == make_state()
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_only_its_owner_reads_it(tmp_path: Path) -> None:

@@ -120,13 +120,6 @@ def test_an_action_that_cannot_be_read_is_a_problem(body: bytes) -> None:
     assert (found.signs, found.problem) == ((), f"GET {INSTANCE_ACTION}: a document that cannot be read")
 
 
-async def test_other_clouds_are_not_taken_for_it() -> None:
-    async with MetadataServer(clouds=("aws",)) as server:
-        assert await carried_out(Aws().detect(), server)
-    async with MetadataServer(clouds=("gcp", "azure", "kubernetes")) as server:
-        assert not await carried_out(Aws().detect(), server)
-
-
 async def test_a_detection_leaves_its_token_to_the_questions() -> None:
     """The time of that token is not known, so that one is renewed."""
     async with MetadataServer() as server:

@@ -116,11 +116,3 @@ def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
     _, requested = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
     assert len(requested) == 2
-
-
-async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Only Azure has that endpoint, so another cloud's service is not taken for it."""
-    async with MetadataServer(clouds=("azure",)) as server:
-        assert await carried_out(Azure().detect(), server)
-    async with MetadataServer(clouds=("aws", "gcp", "kubernetes")) as server:
-        assert not await carried_out(Azure().detect(), server)

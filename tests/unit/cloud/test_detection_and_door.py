@@ -39,6 +39,14 @@ async def test_the_cloud_of_a_machine_is_found(spoken: tuple[str, ...], found: s
     assert (here[0].name if here else None) == found
 
 
+@pytest.mark.parametrize("cloud", ORDER, ids=lambda cloud: cloud.name)
+async def test_other_clouds_are_not_taken_for_one(cloud: Cloud) -> None:
+    async with MetadataServer(clouds=(cloud.name,)) as server:
+        assert await carried_out(cloud.detect(), server)
+    async with MetadataServer(clouds=tuple(each.name for each in ORDER if each is not cloud)) as server:
+        assert not await carried_out(cloud.detect(), server)
+
+
 async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     async with MetadataServer(clouds=("azure", "kubernetes")) as server, HttpClient(server.url, 5.0) as door:
         server.faults.append(Fault("/metadata", slow_s=0.1))

@@ -28,8 +28,6 @@ def example(heading: str) -> dict[str, Any]:
 
 
 class RackSite:
-    """Four machines of one type."""
-
     instance_type = "box"
     room = 4
 

@@ -95,11 +95,9 @@ class Planner:
         await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     def states(self) -> list[InstanceState]:
-        """Of the last report's instances."""
         return [each.state for each in self.reports[-1].instances] if self.reports else []
 
     def offers(self) -> dict[Market, InstanceOffer]:
-        """Those of the last report."""
         return {each.market: each for each in self.reports[-1].offers} if self.reports else {}
 
 
@@ -130,7 +128,6 @@ def settings_of(path: Path | None, folder: Path, **given: Any) -> SpotWatcherSet
 async def joined(
     settings: SpotWatcherSettings, store: MemoryStore | None = None, incarnation: int = 1
 ) -> AsyncIterator[tuple[ServiceHost, Planner]]:
-    """A watcher in the mesh, without its parts."""
     broker = MemoryBroker()
     member = Member("watcher-0", MemberKind.SPOT_WATCHER, incarnation, MemberState.STARTING, "h", 1, f"{LOOPBACK}:1")
     host = ServiceHost(settings, MemoryBus(broker), store or MemoryStore(), ControlServer(LOOPBACK, 0), member)
@@ -144,7 +141,6 @@ async def joined(
 async def keeping(
     settings: SpotWatcherSettings, store: MemoryStore | None = None, incarnation: int = 1
 ) -> AsyncIterator[tuple[Planner, WatcherMetrics]]:
-    """A keeper at work."""
     metrics = WatcherMetrics()
     async with joined(settings, store, incarnation) as (host, planner), kept_fleet(host, settings, metrics) as keeper:
         assert keeper is not None

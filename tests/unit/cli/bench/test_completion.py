@@ -51,11 +51,6 @@ async def test_an_answer_in_one_piece_is_known_by_its_id() -> None:
         await run_completion(client, "m", [1], 4)
 
 
-async def test_an_error_in_the_stream_is_reported() -> None:
-    with pytest.raises(CommandError, match="a stream failed: worker lost"):
-        await stream_completion(stream_of(TOKEN, {"error": {"message": "worker lost"}}), "m", [1], 3)
-
-
 def test_times_of_an_answer() -> None:
     """First chunk, mean of the further tokens, gaps; one token has no gap and no time of its own."""
     answer = Answer(1.0, (1.5, 2.5, 4.5), 4)

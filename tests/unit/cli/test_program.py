@@ -1,11 +1,21 @@
-"""A command prints its own output only."""
+"""`spotwise` as a program: its version, and that it prints its own output only."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
+
+from typer.testing import CliRunner
+
+from spotwise.cli.__main__ import app
+
+
+def test_the_installed_version_is_shown() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"spotwise {metadata.version('spotwise')}\n")
 
 
 def test_no_log_line_of_a_library_gets_into_a_commands_output(tmp_path: Path) -> None:
