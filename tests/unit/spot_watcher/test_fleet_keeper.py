@@ -21,7 +21,6 @@ from spotwise.cloud.local_instances import LocalInstances
 from spotwise.cloud.local_meshes import release_mesh
 from spotwise.core.messages.fleet import (
     FleetOrder,
-    FleetReported,
     InstanceOffer,
     InstanceRelease,
     InstanceState,
@@ -29,12 +28,11 @@ from spotwise.core.messages.fleet import (
     Purchase,
 )
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
-from spotwise.core.messages.worker import Drain
+from spotwise.core.messages.mesh import InterruptionKind
 from spotwise.files.fleet_file import read_fleet
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
-from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.replay.journal_replay import find_journals, replay
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.spot_watcher.fleet_keeper import FleetKeeper, kept_fleet
@@ -42,9 +40,10 @@ from spotwise.spot_watcher.fleet_provider import OpenProvider, default_command, 
 from spotwise.spot_watcher.metrics import WatcherMetrics
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
+from spotwise.wire.codec import encode
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
+from tests.fakes.notices import Published
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn
 
 LOCAL = """
@@ -60,28 +59,13 @@ on_demand = {price_per_h = 36, most = 1}
 """
 
 
-class Planner:
+class Planner(Published):
     """Orders, and what the keeper publishes."""
 
     def __init__(self, bus: MemoryBus) -> None:
-        self.reports: list[FleetReported] = []
-        self.drains: list[Drain] = []
-        self.interruptions: list[InterruptionReported] = []
+        super().__init__()
         self._bus = bus
         self._number = 0
-
-    async def listen(self) -> None:
-        async def heard(raw: BusMessage) -> None:
-            message = decode(raw.payload)
-            if isinstance(message, FleetReported):
-                self.reports.append(message)
-            elif isinstance(message, Drain):
-                self.drains.append(message)
-            elif isinstance(message, InterruptionReported):
-                self.interruptions.append(message)
-
-        for subject in (subjects.FLEET, subjects.NOTICES, subjects.INTERRUPTIONS):
-            await self._bus.subscribe(subject, heard)
 
     async def order(self, *things: Purchase | InstanceRelease) -> None:
         self._number += 1
@@ -132,8 +116,9 @@ async def joined(
     member = Member("watcher-0", MemberKind.SPOT_WATCHER, incarnation, MemberState.STARTING, "h", 1, f"{LOOPBACK}:1")
     host = ServiceHost(settings, MemoryBus(broker), store or MemoryStore(), ControlServer(LOOPBACK, 0), member)
     async with host.joined():
-        planner = Planner(MemoryBus(broker))
-        await planner.listen()
+        planner_bus = MemoryBus(broker)
+        planner = Planner(planner_bus)
+        await planner.listen(planner_bus)
         yield host, planner
 
 

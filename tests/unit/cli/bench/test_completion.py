@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from typing import Any
 
 import httpx
 import orjson
 import pytest
 
-from spotwise.cli.bench.completion import Answer, random_prompt, run_completion, stream_completion
+from spotwise.cli.bench.completion import Answer, run_completion, stream_completion
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError
 
@@ -57,9 +56,3 @@ def test_times_of_an_answer() -> None:
     assert (answer.ttft_s, answer.tpot_s, answer.itl_s) == (0.5, 1.0, [1.0, 2.0])
     single = Answer(1.0, (1.5,), 1)
     assert (single.tpot_s, single.itl_s) == (0.0, [])
-
-
-def test_prompts_are_their_seed() -> None:
-    assert random_prompt(random.Random("a"), 50) == random_prompt(random.Random("a"), 50)
-    assert random_prompt(random.Random("a"), 50) != random_prompt(random.Random("b"), 50)
-    assert len(random_prompt(random.Random("a"), 50)) == 50
