@@ -47,14 +47,6 @@ def test_a_run_reports_all_its_figures(report_of: ReportOf) -> None:
     assert run["pools"]["token"]["busy_time_by_tokens"][-1][1] == pytest.approx(1.0)
 
 
-def test_machines_may_leave(report_of: ReportOf) -> None:
-    report = report_of(f"simulate run --design HH --machines 2,3 --rates 4 {TINY} --leaving 1@2 --notice 1")
-    assert "1 machine left: " in report.text
-    (run,) = report.document["runs"]
-    assert run["requests"]["failed"] == run["recomputed"] == 0
-    assert isinstance(run["moved"], int)
-
-
 def test_a_trace_is_served_at_its_own_times(report_of: ReportOf, tmp_path: Path) -> None:
     write_trace(tmp_path, [(second, 500, 20) for second in range(30)])
     report = report_of("simulate run --design AA --machines 1,1 --trace @mine.csv --arrivals trace --jobs 1")

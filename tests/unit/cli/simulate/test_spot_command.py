@@ -220,6 +220,7 @@ def test_a_cluster_is_billed_by_prices_over_time(report_of: ReportOf, folder: Pa
     """`simulate run` takes the same files; machines that leave are paid until they are gone."""
     report = report_of(f"{RUN} {PRICES} --machines 3 --leaving 1@20 --notice 10")
     (run,) = report.document["runs"]
+    assert (run["machines_left"], run["requests"]["failed"], run["recomputed"]) == (1, 0, 0)
     ended_s = run["ended_s"]
     assert run["bill_usd"] == pytest.approx(3 * 0.2 + 3 * 10 * 0.02 + 2 * (ended_s - 30) * 0.02)
     assert f"Bill: {run['bill_usd']:,.2f} $" in report.text
