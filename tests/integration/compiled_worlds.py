@@ -41,7 +41,6 @@ BLOCK_TOKENS = 16
 
 
 def policy(rng: random.Random, cost: LinearIterationCost | TableIterationCost) -> WorkerPolicy:
-    """A policy of a worker."""
     limits = BatchLimits(
         max_num_seqs=rng.choice([4, 16, 256]),
         max_prompt_tokens=rng.choice([300, 2048]),
@@ -70,7 +69,6 @@ def policy(rng: random.Random, cost: LinearIterationCost | TableIterationCost) -
 
 
 def settings(rng: random.Random, of: WorkerPolicy) -> WorldSettings:
-    """Settings of a world."""
     return worlds.settings(
         replace(of, prefix_caching=rng.random() < 0.2),
         pools=PoolPolicy(

@@ -54,7 +54,6 @@ class Member:
         theirs.close()
 
     def begin(self, call: str, *args: Any) -> None:
-        """Start a call."""
         self._ours.send((call, args))
 
     def end(self, timeout_s: float = _ANSWER_S) -> Any:
@@ -74,12 +73,10 @@ class Member:
             return None, error
 
     def call(self, name: str, *args: Any) -> Any:
-        """Call, and wait for the result."""
         self.begin(name, *args)
         return self.end()
 
     def stop(self) -> None:
-        """End the process."""
         self.process.kill()
         self.process.join()
         self._ours.close()
@@ -259,17 +256,14 @@ class GroupProcesses:
         self.logits: list[Any] = []
 
     def all(self, name: str, *args: Any) -> list[Any]:
-        """Call every member, side by side."""
         for member in self.members:
             member.begin(name, *args)
         return _all_of(self.members)
 
     def add_sequence(self, record: RequestRecord) -> None:
-        """Add it everywhere."""
         self.all("add", record)
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Drop it everywhere."""
         self.all("drop", sequence_id)
 
     def run_iteration(self, batch: Batch) -> tuple[SampledToken, ...]:

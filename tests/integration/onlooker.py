@@ -7,10 +7,21 @@ from contextlib import asynccontextmanager
 
 from spotwise.core.messages.members import Member, MemberState
 from spotwise.mesh.nats.bus import NatsBus
-from spotwise.mesh.ports.ports import BusMessage
+from spotwise.mesh.ports.ports import BusMessage, MessageBus
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode
+
+
+async def heard_on(bus: MessageBus, subject: str) -> list[bytes]:
+    """Subscribe; the list grows by the payload of each message that is heard."""
+    heard: list[bytes] = []
+
+    async def hear(message: BusMessage) -> None:
+        heard.append(message.payload)
+
+    await bus.subscribe(subject, hear)
+    return heard
 
 
 class Onlooker:
@@ -22,8 +33,6 @@ class Onlooker:
         self.heard: list[Member] = []
 
     async def start(self) -> None:
-        """Subscribe to heartbeats."""
-
         async def heard(raw: BusMessage) -> None:
             member = decode(raw.payload)
             assert isinstance(member, Member)
@@ -36,7 +45,6 @@ class Onlooker:
         return list(dict.fromkeys(member.state for member in self.heard))
 
     async def registered(self) -> list[MemberState]:
-        """Every member's registration."""
         return [member.state for member in await self.store.members()]
 
 

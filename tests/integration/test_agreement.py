@@ -16,7 +16,6 @@ PROMPTS = [[1, 2, 3], [50, 60, 70, 80], list(range(40))]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny llama."""
     return save_model(llama_config(), tmp_path_factory.mktemp("agreement"))
 
 

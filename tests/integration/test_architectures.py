@@ -17,8 +17,9 @@ from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.loading import EngineConfig, load_model
+from tests.integration.test_engine_equality import generate_alone
 from tests.unit.engine.tape_capture import TapeCapture
-from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record
+from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, load_engine, record, save_model
 
 NEW_TOKENS = 10
 WINDOW = 12
@@ -84,14 +85,38 @@ MODELS: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 }
 
 
+#: Architectures that we do not name.
+OTHERS: dict[str, dict[str, Any]] = {
+    "cohere": {},
+    "deepseek_v3": {
+        "num_key_value_heads": 6,
+        "n_routed_experts": 4,
+        "num_experts_per_tok": 2,
+        "n_group": 2,
+        "topk_group": 1,
+        "moe_intermediate_size": 16,
+        "kv_lora_rank": 16,
+        "q_lora_rank": 16,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 12,
+        "first_k_dense_replace": 1,
+    },
+    "gemma": {"head_dim": 8},
+    "granite": {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    "olmo2": {},
+    "phi": {},
+    "stablelm": {},
+}
+
 #: Whose layers one native call computes.
 FUSED = {"llama", "mistral", "qwen2", "qwen2 with windows", "qwen3", "qwen3 with windows"}
 
 
-def tiny(name: str, folder: Path) -> Path:
+def tiny(name: str, folder: Path, **more: Any) -> Path:
     """A model with random weights: biases, norms and sinks too, which initialization leaves at zero or one."""
     model_type, changes, _ = MODELS[name]
-    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes})
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, **changes, **more})
     torch.manual_seed(0)
     model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.float32)
     with torch.no_grad():
@@ -107,17 +132,6 @@ def prompts() -> list[list[int]]:
     return [[rng.randrange(VOCAB_SIZE) for _ in range(length)] for length in PROMPT_LENGTHS]
 
 
-def generated(folder: Path) -> list[list[int]]:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
-    outputs = []
-    for prompt in prompts():
-        ids = torch.tensor([prompt])
-        settings = {"max_new_tokens": NEW_TOKENS, "min_new_tokens": NEW_TOKENS, "do_sample": False, "pad_token_id": 0}
-        output = model.generate(ids, attention_mask=torch.ones_like(ids), **settings)
-        outputs.append(output[0, len(prompt) :].tolist())
-    return outputs
-
-
 def served(engine: Engine, chunk_tokens: int) -> list[list[int]]:
     """Run all prompts, arriving one by one: prefills, chunks and decodes share iterations."""
     driver = Driver(engine, chunk_tokens)
@@ -131,7 +145,7 @@ def served(engine: Engine, chunk_tokens: int) -> list[list[int]]:
 def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) -> None:
     """Whole prompts and chunks of 29, contexts shorter and longer than a window, alone and beside others; also natively."""
     folder = tiny(name, tmp_path)
-    expected = generated(folder)
+    expected = generate_alone(folder, prompts(), NEW_TOKENS)
     assert sum(len(set(tokens)) for tokens in expected) >= 20, "the model repeats itself: it proves little"
     for native in (False, True):
         engine = load_engine(folder, native=native)
@@ -142,12 +156,20 @@ def test_an_architecture_gives_transformers_tokens(name: str, tmp_path: Path) ->
         assert served(load_engine(folder, native=native), 29) == expected
 
 
+@pytest.mark.parametrize("model_type", OTHERS)
+def test_other_decoder_only_architectures_give_transformers_tokens(model_type: str, tmp_path: Path) -> None:
+    config = transformers.AutoConfig.for_model(model_type, **{**SHAPE, "initializer_range": 0.2, **OTHERS[model_type]})
+    folder = save_model(config, tmp_path)
+    expected = generate_alone(folder, prompts(), NEW_TOKENS)
+    assert served(load_engine(folder), 13) == expected
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_an_architecture_gives_transformers_tokens_when_its_decodes_are_replayed(name: str, tmp_path: Path) -> None:
     """Replayed operation by operation from padded buckets, as CUDA graphs are, decodes give the tokens of transformers."""
     folder = tiny(name, tmp_path)
     engine, capture = recording(folder)
-    assert served(engine, 29) == generated(folder)
+    assert served(engine, 29) == generate_alone(folder, prompts(), NEW_TOKENS)
     assert engine.graphs is not None and not engine.graphs.off
     assert capture.replays > engine.graphs.recorded > 0
 
@@ -157,7 +179,7 @@ def test_experts_that_run_one_by_one_are_computed_and_not_replayed(tmp_path: Pat
     folder = tiny("mixtral", tmp_path)
     engine, capture = recording(folder)
     engine._model.set_experts_implementation("eager")
-    assert served(engine, 29) == generated(folder)
+    assert served(engine, 29) == generate_alone(folder, prompts(), NEW_TOKENS)
     assert engine.graphs is not None and engine.graphs.off
     assert capture.replays == 0
 

@@ -99,7 +99,6 @@ def test_a_peer_that_does_not_start_shows_its_log(tmp_path: Path) -> None:
 
 
 def test_a_mesh_that_does_not_start_shows_its_output(tmp_path: Path) -> None:
-    """The error contains the output of `spotwise up`."""
     nowhere = str(tmp_path / "nowhere")
     with (
         pytest.raises(CommandError, match=r"the mesh did not come up(.|\n)*nowhere"),

@@ -10,13 +10,12 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
+from http.server import ThreadingHTTPServer
 from typing import Any
 
 import pytest
 
-from spotwise.mesh.embedded.servers import free_port
+from tests.fakes.http_servers import QuietHandler, answering
 
 pytestmark = pytest.mark.mesh
 
@@ -26,6 +25,7 @@ class ApiServer(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
+        self.url = ""
         self.requests: list[dict[str, Any]] = []
         self.keys: list[str | None] = []
         self.refuse_with: int | None = None
@@ -33,26 +33,20 @@ class ApiServer(ThreadingHTTPServer):
         self.hang_after_first_word = False
         self.client_gone = threading.Event()
 
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
 
-
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     server: ApiServer
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.server.keys.append(self.headers["Authorization"])
-        self._answer(200, {"object": "list", "data": [{"id": "tiny", "object": "model"}]})
+        self.answer(200, json.dumps({"object": "list", "data": [{"id": "tiny", "object": "model"}]}).encode())
 
-    def do_POST(self) -> None:
-        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+    def post(self) -> None:
+        body = json.loads(self.body())
         self.server.requests.append(body)
         if self.server.refuse_with is not None:
-            self._answer(self.server.refuse_with, {"error": {"message": "not today", "type": "x", "code": None}})
+            refusal = {"error": {"message": "not today", "type": "x", "code": None}}
+            self.answer(self.server.refuse_with, json.dumps(refusal).encode())
             return
         self.send_response(200)
         self.send_header("Content-Type", "text/event-stream")
@@ -77,22 +71,12 @@ class Handler(BaseHTTPRequestHandler):
     def _event(self, event: dict[str, Any]) -> None:
         self.wfile.write(b"data: " + json.dumps(event).encode() + b"\n\n")
 
-    def _answer(self, status: int, body: dict[str, Any]) -> None:
-        content = json.dumps(body).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
-
 
 @pytest.fixture
 def api() -> Iterator[ApiServer]:
-    with ApiServer() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
+    server = ApiServer()
+    with answering(server) as server.url:
         yield server
-        server.shutdown()
-        thread.join()
 
 
 def chat(*arguments: str, stdin: str | None = None, **env: str) -> subprocess.CompletedProcess[str]:
@@ -108,8 +92,6 @@ def chat(*arguments: str, stdin: str | None = None, **env: str) -> subprocess.Co
 
 
 class Terminal:
-    """A chat in a terminal of its own."""
-
     def __init__(self, *arguments: str) -> None:
         self._controller, terminal = pty.openpty()
         take_terminal = (
@@ -141,7 +123,6 @@ class Terminal:
         os.write(self._controller, keys.encode())
 
     def wait(self) -> int:
-        """The exit status, once it has left."""
         return self.process.wait(30)
 
     def close(self) -> None:
@@ -152,7 +133,6 @@ class Terminal:
 
 @pytest.fixture
 def terminal(api: ApiServer) -> Iterator[Terminal]:
-    """A chat with the server, in a terminal."""
     terminal = Terminal("--url", api.url)
     yield terminal
     terminal.close()
@@ -193,7 +173,6 @@ def test_a_question_may_be_piped_in(api: ApiServer) -> None:
 
 
 def test_the_key_of_the_environment_is_sent(api: ApiServer) -> None:
-    """`SPOTWISE_API_KEY` is sent as a bearer token."""
     assert chat("hi", "--url", api.url, SPOTWISE_API_KEY="secret").returncode == 0
     assert api.keys == ["Bearer secret"]
 
@@ -204,7 +183,6 @@ def test_text_is_never_read_as_markup(api: ApiServer) -> None:
 
 @pytest.mark.parametrize(("status", "hint"), [(503, "not today"), (401, "SPOTWISE_API_KEY")])
 def test_a_refusal_is_said_and_fails(api: ApiServer, status: int, hint: str) -> None:
-    """The mesh's own words, and exit status 1."""
     api.refuse_with = status
     result = chat("hi", "--url", api.url)
     assert result.returncode == 1
@@ -213,22 +191,11 @@ def test_a_refusal_is_said_and_fails(api: ApiServer, status: int, hint: str) -> 
 
 
 def test_an_answer_that_breaks_off_fails(api: ApiServer) -> None:
-    """Of an answer that breaks off, the text so far and the error are printed, and the exit status is 1."""
     api.break_off = True
     result = chat("one two", "--url", api.url)
     assert result.returncode == 1
     assert result.stdout.strip() == "two"
     assert "worker lost" in result.stderr
-
-
-def test_without_a_mesh_it_says_how_to_get_one(tmp_path: Path) -> None:
-    """Without a recorded mesh or an answer at the URL, the exit status is 1 and the message has what to do."""
-    nothing_recorded = chat("hi", SPOTWISE_HOME=str(tmp_path))
-    assert nothing_recorded.returncode == 1
-    assert "spotwise up" in nothing_recorded.stderr
-    nobody_listens = chat("hi", "--url", f"http://127.0.0.1:{free_port()}")
-    assert nobody_listens.returncode == 1
-    assert "nothing answers" in nobody_listens.stderr
 
 
 def test_a_conversation_remembers_until_it_is_reset(api: ApiServer, terminal: Terminal) -> None:

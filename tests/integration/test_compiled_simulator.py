@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ for name in ("spotwise.core", "spotwise.simulator", "spotwise.cli.simulate"):
 for name in compiled_modules():
     assert sys.modules[name].__file__.endswith(".so"), name
 """
-COMMANDS: dict[str, list[str | Path]] = {
+COMMANDS: dict[str, Sequence[str | Path]] = {
     "cluster": ["run", "--cluster", EXAMPLES / "cluster" / "cluster.toml", "--rates", "4", "--seconds", "10"],
     "seeds": [
         "run",

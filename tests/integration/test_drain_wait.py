@@ -21,7 +21,6 @@ pytestmark = pytest.mark.mesh
 
 
 def worker(state: MemberState) -> bytes:
-    """Return a worker's heartbeat."""
     return encode(Member("token-0", MemberKind.TOKEN_WORKER, 7, state, "host", os.getpid(), "127.0.0.1:1"))
 
 

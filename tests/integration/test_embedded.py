@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import sysconfig
 import time
@@ -13,7 +12,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import nats
 import pytest
 import redis
 
@@ -30,60 +28,11 @@ from spotwise.mesh.embedded.servers import (
 from spotwise.wire import subjects
 from spotwise.wire.permissions import ADMIN, Principal
 from spotwise.wire.roles import MeshRole
+from tests.integration.running_services import wait_for
 
 pytestmark = pytest.mark.mesh
 
 OPERATOR = Principal(MeshRole.OPERATOR)
-
-PARENT = """
-import sys, time
-from pathlib import Path
-from spotwise.mesh.embedded.servers import nats_server, redis_server
-folder = Path(sys.argv[1])
-children = [server(folder).start() for server in (nats_server, redis_server)]
-print(*[f"{child.identity.pid}:{child.identity.start_ticks}" for child in children], flush=True)
-time.sleep(600)
-"""
-
-
-def wait_until_gone(processes: list[ProcessIdentity]) -> None:
-    deadline_s = time.monotonic() + 10
-    while any(map(is_alive, processes)):
-        assert time.monotonic() < deadline_s, f"still there: {processes}"
-        time.sleep(0.01)
-
-
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + 10
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
-async def test_the_broker_carries_messages_up_to_its_default_limit(nats_url: str) -> None:
-    """A client connects, and the server announces 1 MiB as the largest message."""
-    client = await nats.connect(nats_url)
-    try:
-        subscription = await client.subscribe("greeting")
-        await client.publish("greeting", b"hello")
-        message = await subscription.next_msg(timeout=5)
-        assert message.data == b"hello"
-        assert client.max_payload == 1024 * 1024
-    finally:
-        await client.close()
-
-
-def test_the_store_is_empty_at_the_start_of_a_test(redis_url: str) -> None:
-    """A test does not find what another one wrote."""
-    with redis.Redis.from_url(redis_url) as store:
-        assert store.dbsize() == 0
-        store.set("left", "behind")
-
-
-def test_the_store_is_empty_again(redis_url: str) -> None:
-    """The other half of the test above."""
-    with redis.Redis.from_url(redis_url) as store:
-        assert store.dbsize() == 0
 
 
 #: Makes an embedded server whose files are in a folder.
@@ -92,7 +41,6 @@ MakeServer = Callable[..., EmbeddedServer]
 
 @pytest.mark.parametrize("make_server", [nats_server, redis_server])
 def test_a_stopped_server_is_gone_and_can_start_again_on_its_port(make_server: MakeServer, tmp_path: Path) -> None:
-    """Stop ends the process; the same server starts once more where clients look for it."""
     server = make_server(tmp_path, port=free_port())
     first = server.start()
     first.stop()
@@ -183,19 +131,6 @@ def test_a_missing_program_names_what_to_install(tmp_path: Path, monkeypatch: py
         nats_server(tmp_path)
 
 
-def test_servers_die_with_a_parent_that_was_killed(tmp_path: Path) -> None:
-    """kill -9 of the process that started them leaves neither server."""
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(tmp_path)], stdout=subprocess.PIPE, text=True, cwd=tmp_path
-    ) as parent:
-        assert parent.stdout is not None
-        servers = [ProcessIdentity(*map(int, pair.split(":"))) for pair in parent.stdout.readline().split()]
-        assert len(servers) == 2
-        assert all(map(is_alive, servers))
-        parent.kill()
-    wait_until_gone(servers)
-
-
 def test_a_child_does_not_hear_the_terminals_ctrl_c(tmp_path: Path) -> None:
     """A child is not in the process group that a terminal interrupts."""
     child = start_child(["sleep", "600"], log_path=tmp_path / "log")
@@ -208,7 +143,6 @@ def test_a_child_does_not_hear_the_terminals_ctrl_c(tmp_path: Path) -> None:
 
 
 def test_a_program_that_does_not_exist_says_so_in_the_log(tmp_path: Path) -> None:
-    """The child ends with status 1 and a line that names the program."""
     child = start_child(["/no/such/program"], log_path=tmp_path / "log")
     assert child.wait(10)
     assert child.exit_code() == 1

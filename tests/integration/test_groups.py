@@ -23,10 +23,10 @@ from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParam
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.errors import UnsupportedModelError
 from spotwise.engine.model.loading import EngineConfig
-from spotwise.engine.model.model_store import resolve_model
 from spotwise.engine.native.exchange import GroupBrokenError
 from tests.integration.member_processes import GroupProcesses, Member, group
-from tests.integration.test_architectures import MODELS, SHAPE
+from tests.integration.test_architectures import MODELS, SHAPE, tiny
+from tests.live.oracle import model_folder
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import note_logits
 
@@ -154,8 +154,7 @@ def test_no_bit_of_the_logits_depends_on_the_shape(
 @pytest.mark.parametrize("dtype", [pytest.param("float32", marks=pytest.mark.long), "bfloat16"])
 def test_no_bit_of_the_default_models_logits_depends_on_the_shape(dtype: str, members: list[Member]) -> None:
     """SmolLM2, which has 3 KV heads and a head as large as eight layers."""
-    cache = Path(os.environ.get("SPOTWISE_CACHE") or Path.home() / ".cache" / "spotwise")
-    settings = config(resolve_model(None, cache).path, dtype)
+    settings = config(model_folder(), dtype)
     expected = alone(settings, requests())
     for stages, shards in [(3, 1), (2, 3)]:
         with group(members, settings, stages, shards) as group_of:
@@ -164,22 +163,13 @@ def test_no_bit_of_the_default_models_logits_depends_on_the_shape(dtype: str, me
 
 def cuttable(name: str, folder: Path) -> Path:
     """A tiny model of an architecture with heads of whole panels."""
-    model_type, changes, _ = MODELS[name]
-    changes = {**SHAPE, **changes, "hidden_size": 192, "initializer_range": 0.2}
-    if "head_dim" in changes:
-        changes["head_dim"] = 32
-    if "word_embed_proj_dim" in changes:
-        changes["word_embed_proj_dim"] = 192 if changes["word_embed_proj_dim"] == 96 else 24
-    torch.manual_seed(0)
-    model: Any = AutoModelForCausalLM.from_config(
-        transformers.AutoConfig.for_model(model_type, **changes), dtype=torch.float32
-    )
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.dim() == 1:
-                parameter.add_(torch.randn_like(parameter) * 0.05)
-    model.save_pretrained(folder)
-    return folder
+    own = MODELS[name][1]
+    more: dict[str, Any] = {"hidden_size": 192, "initializer_range": 0.2}
+    if "head_dim" in own:
+        more["head_dim"] = 32
+    if own.get("word_embed_proj_dim") == 96:
+        more["word_embed_proj_dim"] = 192
+    return tiny(name, folder, **more)
 
 
 @pytest.mark.parametrize("name", MODELS)

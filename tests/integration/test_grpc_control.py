@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -21,6 +19,7 @@ from spotwise.mesh.grpc.control import (
     recent_iterations,
 )
 from spotwise.mesh.ports.ports import MeshError
+from tests.integration.running_services import control_server
 
 pytestmark = pytest.mark.mesh
 
@@ -52,27 +51,14 @@ class Engines:
         self.descriptions = descriptions
 
     def describe(self, member_id: str) -> EngineDescription | None:
-        """Return the member's description as it was given."""
         return self.descriptions.get(member_id or next(iter(self.descriptions)))
 
     def iterations(self, member_id: str, after: int) -> RecentIterations | None:
-        """The times behind a number."""
         return None if self.describe(member_id) is None else RecentIterations(9, TIMES[after:])
 
 
-@asynccontextmanager
-async def running(engines: Engines | None = None) -> AsyncIterator[tuple[ControlServer, str]]:
-    """A control server on a free port, and its address."""
-    server = ControlServer(LOOPBACK, 0, engines)
-    await server.start()
-    try:
-        yield server, f"{LOOPBACK}:{server.port}"
-    finally:
-        await server.close()
-
-
 async def test_health_is_not_serving_until_told_and_again_when_told() -> None:
-    async with running() as (server, address):
+    async with control_server() as (server, address):
         assert not await is_serving(address)
         await server.set_serving(True)
         assert await is_serving(address)
@@ -80,22 +66,14 @@ async def test_health_is_not_serving_until_told_and_again_when_told() -> None:
         assert not await is_serving(address)
 
 
-async def test_where_nobody_answers_nobody_serves() -> None:
-    """A closed server, or none at all: `False`, and no exception."""
-    async with running() as (server, address):
-        await server.set_serving(True)
-    assert not await is_serving(address, timeout_s=0.5)
-
-
 async def test_a_worker_describes_what_it_holds() -> None:
-    async with running(Engines(only=DESCRIPTION)) as (_, address):
+    async with control_server(Engines(only=DESCRIPTION)) as (_, address):
         assert await describe_engine(address) == DESCRIPTION
 
 
 async def test_workers_that_share_an_address_are_told_apart() -> None:
-    """Workers behind one address are described by id, and an unknown or loading one is an error."""
     other = replace(DESCRIPTION, iterations=99)
-    async with running(Engines(one=DESCRIPTION, two=other, three=None)) as (_, address):
+    async with control_server(Engines(one=DESCRIPTION, two=other, three=None)) as (_, address):
         assert await describe_engine(address, "one") == DESCRIPTION
         assert await describe_engine(address, "two") == other
         for name in ("three", "four"):
@@ -107,14 +85,14 @@ async def test_workers_that_share_an_address_are_told_apart() -> None:
 
 async def test_a_worker_tells_how_long_its_iterations_took() -> None:
     """All, or those behind a number; shapes and seconds arrive as they were."""
-    async with running(Engines(only=DESCRIPTION)) as (_, address):
+    async with control_server(Engines(only=DESCRIPTION)) as (_, address):
         assert await recent_iterations(address) == RecentIterations(9, TIMES)
         assert await recent_iterations(address, "only", after=1) == RecentIterations(9, TIMES[1:])
         assert await recent_iterations(address, "only", after=2) == RecentIterations(9, ())
 
 
 async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
-    async with running() as (server, address):
+    async with control_server() as (server, address):
         health = SharedHealth(server)
         for serving, expected in ((True, True), (True, True), (False, True), (False, False)):
             await health.set_serving(serving)
@@ -122,13 +100,12 @@ async def test_a_process_serves_as_long_as_one_of_its_members_does() -> None:
 
 
 async def test_a_worker_that_still_loads_says_so() -> None:
-    """A loading worker, an absent one and a service without an engine are errors with their reason."""
-    async with running(Engines(only=None)) as (_, address):
+    async with control_server(Engines(only=None)) as (_, address):
         with pytest.raises(MeshError, match=f"{address} does not answer: the engine is still loading"):
             await describe_engine(address)
     with pytest.raises(MeshError, match=f"{address} does not answer"):
         await describe_engine(address, timeout_s=0.5)
-    async with running() as (_, address):
+    async with control_server() as (_, address):
         with pytest.raises(MeshError, match="does not answer"):
             await describe_engine(address)
 

@@ -21,7 +21,6 @@ pytestmark = pytest.mark.mesh
 
 @pytest.fixture(scope="module")
 def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server for all tests here."""
     with running(redis_server(tmp_path_factory.mktemp("redis"))) as server:
         yield server.url
 
@@ -48,7 +47,6 @@ def keys(spotwise: CommandLine, server_url: str) -> CommandLine:
 
 
 def stored(server_url: str) -> str:
-    """All that the store has."""
     with redis.Redis.from_url(server_url, decode_responses=True) as server:
         return json.dumps([server.hgetall("spotwise:keys"), list(server.keys("*"))])  # type: ignore[arg-type]
 
@@ -141,7 +139,6 @@ def test_limits_change_one_by_one(keys: CommandLine) -> None:
     ],
 )
 def test_wrong_arguments_are_named(keys: CommandLine, arguments: tuple[str, ...], named: str) -> None:
-    """With status 2, and nothing is made."""
     ended = keys(*arguments)
     assert ended.status == 2 and named in ended.stderr
     assert json.loads(keys("list", "--json").stdout) == {"keys": []}

@@ -14,6 +14,7 @@ from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import BusMessage, MeshError, MessageBus, ReplyTimeoutError
 from tests.contracts.bus import BusContract, Connect, echo
 from tests.contracts.waiting import until
+from tests.integration.onlooker import heard_on
 
 pytestmark = pytest.mark.mesh
 
@@ -21,7 +22,6 @@ pytestmark = pytest.mark.mesh
 class TestNatsBus(BusContract):
     @pytest.fixture
     async def connect(self, nats_url: str) -> AsyncIterator[Connect]:
-        """Connections to the session's broker."""
         buses: list[NatsBus] = []
 
         async def connect() -> MessageBus:
@@ -63,16 +63,11 @@ async def test_a_brokers_restart_is_a_pause(tmp_path: Path) -> None:
     """Killed and started again on its port: subscriptions stand, and what was published meanwhile arrives."""
     broker = nats_server(tmp_path)
     subject = uuid.uuid4().hex
-    heard: list[bytes] = []
-
-    async def handler(message: BusMessage) -> None:
-        heard.append(message.payload)
-
     child = await asyncio.to_thread(broker.start)
     listener = await NatsBus.connect(broker.url, "listener")
     speaker = await NatsBus.connect(broker.url, "speaker")
     try:
-        await listener.subscribe(subject, handler)
+        heard = await heard_on(listener, subject)
         await listener.subscribe(f"{subject}.ask", echo)
         await speaker.publish(subject, b"before")
         await until(lambda: heard == [b"before"])

@@ -17,6 +17,7 @@ from spotwise.mesh.ports.ports import BusMessage, MeshError, MessageBus, NoRespo
 from tests.clusters import NatsCluster, running_nats_cluster
 from tests.contracts.bus import BusContract, Connect, echo
 from tests.contracts.waiting import until
+from tests.integration.onlooker import heard_on
 
 pytestmark = pytest.mark.mesh
 
@@ -49,7 +50,6 @@ class SettledBus:
     async def subscribe(
         self, subject: str, handler: Callable[[BusMessage], Awaitable[None]], queue: str = ""
     ) -> Subscription:
-        """Call `handler` for each message."""
         subscription = await self._bus.subscribe(subject, handler, queue)
         await self._every_node.knows(self._bus)
         return SettledSubscription(subscription, self._bus, self._every_node)
@@ -62,7 +62,6 @@ class SettledSubscription:
         self._subscription, self._bus, self._every_node = subscription, bus, every_node
 
     async def unsubscribe(self) -> None:
-        """Stop receiving."""
         await self._subscription.unsubscribe()
         await self._every_node.knows(self._bus)
 
@@ -76,7 +75,6 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsCluster]:
 class TestNatsCluster(BusContract):
     @pytest.fixture
     async def connect(self, cluster: NatsCluster) -> AsyncIterator[Connect]:
-        """Connections to the nodes in turn."""
         probes = [await cluster.connected_at(node, "probe") for node in cluster.servers]
         every_node = EveryNode(probes)
         buses: list[NatsBus] = []
@@ -93,12 +91,7 @@ class TestNatsCluster(BusContract):
     async def test_close_lets_the_handlers_finish_what_has_arrived(self, connect: Connect, subject: str) -> None:
         """Closing sends and handles what is pending, also what a bus of another node sent."""
         bus, other = await connect(), await connect()
-        heard: list[bytes] = []
-
-        async def handler(message: BusMessage) -> None:
-            heard.append(message.payload)
-
-        await bus.subscribe(subject, handler)
+        heard = await heard_on(bus, subject)
         await other.publish(subject, b"sent")
         await until(lambda: heard)
         await bus.close()
@@ -121,15 +114,10 @@ async def test_each_node_dies_and_returns_under_traffic(cluster: NatsCluster) ->
     subscriber is moving to another node waits for it.
     """
     subject = uuid.uuid4().hex
-    heard: list[int] = []
     reconnected: list[str] = []
-
-    async def handler(message: BusMessage) -> None:
-        heard.append(int(message.payload))
-
     listener, speaker = await NatsBus.connect(cluster.url, "listener"), await NatsBus.connect(cluster.url, "speaker")
     listener.when_reconnected(lambda: reconnected.append("listener"))
-    await listener.subscribe(subject, handler)
+    heard = await heard_on(listener, subject)
     await listener.subscribe(f"{subject}.ask", echo)
     sent = 0
 
@@ -151,9 +139,9 @@ async def test_each_node_dies_and_returns_under_traffic(cluster: NatsCluster) ->
             assert cluster.node_of(listener) is not node
             assert await speaker.request(f"{subject}.ask", b"there", 10.0) == b"there"
             last = sent
-            await until(lambda: heard[-1] > last)  # noqa: B023
+            await until(lambda: int(heard[-1]) > last)  # noqa: B023
             cluster.start(node)
-            assert heard == sorted(set(heard)), f"turn {turn}"
+            assert [*map(int, heard)] == sorted({*map(int, heard)}), f"turn {turn}"
     finally:
         speaking.cancel()
         await speaker.close()

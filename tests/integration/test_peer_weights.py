@@ -30,8 +30,6 @@ def share_of(store: WeightStore, stages: int, shards: int, stage: int, shard: in
 
 
 class Devices:
-    """Devices of one process, each with a store of its own."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.members: list[Member] = []
@@ -74,6 +72,17 @@ async def devices(tmp_path: Path) -> AsyncIterator[Devices]:
         await weights.close()
 
 
+def after_panels(patch: pytest.MonkeyPatch, store: WeightStore, do: Callable[[PanelRange], object]) -> None:
+    """Do this whenever panels have arrived."""
+    keep: Callable[[PanelRange], None] = store.panels_arrived
+
+    def then(panels: PanelRange) -> None:
+        keep(panels)
+        do(panels)
+
+    patch.setattr(store, "panels_arrived", then)
+
+
 def require_same(ours: WeightStore, folder: Path, share: ModelShare) -> None:
     """All that a share needs is what the folder has."""
     reference = WeightStore(EngineConfig(folder, "float32", "cpu", threads=1))
@@ -109,13 +118,7 @@ async def test_weights_come_from_whom_the_plan_names_in_its_order(
     await devices.add((1, 1, 0, 0))
     asking = await devices.add()
     store, arrived = devices.stores[-1], list[str]()
-    keep: Callable[[PanelRange], None] = store.panels_arrived
-
-    def note(panels: PanelRange) -> None:
-        keep(panels)
-        arrived.append(panels.matrix)
-
-    monkeypatch.setattr(store, "panels_arrived", note)
+    after_panels(monkeypatch, store, lambda panels: arrived.append(panels.matrix))
     whole = share_of(store, 1, 1, 0, 0)
     plan = [PlannedWeights("device-2", "device-1", 2, 3), PlannedWeights("device-2", "device-0", -1, 3)]
     fetched = await (await asking.fetch(whole, [*plan, PlannedWeights("device-7", "device-1", -1, 9)])).run()
@@ -153,15 +156,13 @@ async def test_a_lost_holder_costs_nothing_that_another_has(devices: Devices, mo
     asking = await devices.add()
     arrived: list[PanelRange] = []
     ending: list[asyncio.Task[None]] = []
-    keep: Callable[[PanelRange], None] = devices.stores[-1].panels_arrived
 
-    def then_end(panels: PanelRange) -> None:
-        keep(panels)
+    def end_at_the_fifth(panels: PanelRange) -> None:
         arrived.append(panels)
         if len(arrived) == 5:
             ending.append(asyncio.create_task(first.close()))
 
-    monkeypatch.setattr(devices.stores[-1], "panels_arrived", then_end)
+    after_panels(monkeypatch, devices.stores[-1], end_at_the_fifth)
     whole = share_of(devices.stores[-1], 1, 1, 0, 0)
     fetched = await (await asking.fetch(whole)).run()
     await asyncio.gather(*ending)
@@ -179,13 +180,7 @@ async def test_a_fetch_that_is_called_off_leaves_what_has_arrived(
     whole = share_of(store, 1, 1, 0, 0)
     fetch = await asking.fetch(whole)
     running = asyncio.create_task(fetch.run())
-    keep: Callable[[PanelRange], None] = store.panels_arrived
-
-    def then_stop(panels: PanelRange) -> None:
-        keep(panels)
-        running.cancel()
-
-    monkeypatch.setattr(store, "panels_arrived", then_stop)
+    after_panels(monkeypatch, store, lambda _: running.cancel())
     with contextlib.suppress(asyncio.CancelledError):
         await running
     assert running.cancelled()

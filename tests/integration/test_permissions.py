@@ -232,7 +232,6 @@ async def test_replies_reach_who_asked_and_no_one_else(broker: ServerAccess) -> 
 
 
 async def test_strangers_and_wrong_passwords_are_refused(broker: ServerAccess, store: ServerAccess) -> None:
-    """Without a user, or with another's password, neither server takes a command."""
     other = ServerAccess.embedded(broker.url)
     for url in (broker.url, other.url_of(GATEWAY)):
         with pytest.raises(MeshError, match="Authorization"):
@@ -317,7 +316,6 @@ async def test_no_role_does_anothers_part_in_the_store(store: ServerAccess) -> N
 
 
 def test_no_role_touches_the_server_or_other_programs_keys(store: ServerAccess) -> None:
-    """Commands of the server's operation, listings of all keys and keys outside the mesh are refused to all roles."""
     for principal in PRINCIPALS:
         with redis.Redis.from_url(store.url_of(principal)) as client:
             for command in (("FLUSHALL",), ("CONFIG", "GET", "*"), ("ACL", "LIST"), ("KEYS", "*"), ("SHUTDOWN",)):

@@ -15,13 +15,12 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from spotwise.cli.certs.authority import CertificateAuthority, read_certificate
+from spotwise.cli.certs.authority import read_certificate
 from spotwise.cli.certs.folder import CredentialsFolder
-from spotwise.cli.errors import CommandError
 from spotwise.core.messages.groups import DissolveGroup, GroupOrder, SwapGroupKv
 from spotwise.mesh.embedded.child_process import start_child
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_answers, nats_server, redis_server, running
-from spotwise.mesh.grpc.control import ControlServer, answers, is_serving
+from spotwise.mesh.grpc.control import answers, is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess
 from spotwise.mesh.grpc.device_control import DeviceLink, Report, device_handler
 from spotwise.mesh.nats.bus import NatsBus
@@ -34,13 +33,14 @@ from spotwise.wire import subjects
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
+from tests.integration.onlooker import heard_on
+from tests.integration.running_services import control_server
 
 pytestmark = pytest.mark.mesh
 
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a mesh's credentials."""
     folder = tmp_path_factory.mktemp("certs") / "mesh-certs"
     credentials = CredentialsFolder(folder)
     credentials.create("localhost", "localhost", 30, 300)
@@ -50,7 +50,6 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def stranger(tmp_path_factory: pytest.TempPathFactory) -> PlaneTls:
-    """A worker's certificate of another CA."""
     folder = tmp_path_factory.mktemp("stranger") / "mesh-certs"
     CredentialsFolder(folder).create("localhost", "localhost", 30, 300)
     return PlaneTls(folder / "members" / "worker")
@@ -90,18 +89,12 @@ async def device(access: ControlAccess) -> AsyncIterator[Device]:
         async for order in orders:
             found.orders.append(order)
 
-    server = ControlServer(LOOPBACK, 0, device=device_handler(follow, access), access=access)
-    await server.start()
-    await server.set_serving(True)
-    found.address = f"{LOOPBACK}:{server.port}"
-    try:
+    async with control_server(device=device_handler(follow, access), access=access) as (server, found.address):
+        await server.set_serving(True)
         yield found
-    finally:
-        await server.close()
 
 
 async def test_a_device_takes_orders_from_workers_certificates_only(certificates: Path, stranger: PlaneTls) -> None:
-    """A worker's certificate of the mesh's CA orders a device; another role's, another CA's or none does not."""
     worker = ControlAccess(tls(certificates, "worker"))
     async with device(worker) as ordered:
         assert await ordered.obeys(worker) == ""
@@ -141,7 +134,6 @@ async def test_no_order_goes_to_a_device_that_has_not_admitted_its_leader() -> N
 
 
 async def test_a_leader_trusts_workers_endpoints_only(certificates: Path, stranger: PlaneTls) -> None:
-    """What listens at a device's address must have a worker's certificate of this mesh before it receives an order."""
     leader = ControlAccess(tls(certificates, "worker"))
     for other in (ControlAccess(tls(certificates, "gateway")), ControlAccess(stranger), ControlAccess()):
         async with device(other) as impostor:
@@ -173,17 +165,6 @@ async def test_without_certificates_orders_need_the_meshs_secret() -> None:
         assert await is_serving(ordered.address)
 
 
-@contextlib.asynccontextmanager
-async def plain() -> AsyncIterator[str]:
-    """The address of a service without devices."""
-    server = ControlServer(LOOPBACK, 0)
-    await server.start()
-    try:
-        yield f"{LOOPBACK}:{server.port}"
-    finally:
-        await server.close()
-
-
 async def health_check_of(address: str, size: int) -> grpc.StatusCode:
     """Ask for a service's health with a message of that many bytes; returns the answer's status."""
     async with ControlAccess().channel(address, options=[("grpc.max_send_message_length", -1)]) as channel:
@@ -197,7 +178,7 @@ async def health_check_of(address: str, size: int) -> grpc.StatusCode:
 
 async def test_messages_without_a_proof_are_bounded() -> None:
     """A stranger's large message is refused before it is held; a device takes orders of a large KV cache."""
-    async with plain() as address:
+    async with control_server() as (_, address):
         assert await health_check_of(address, 1 << 20) is grpc.StatusCode.NOT_FOUND
         assert await health_check_of(address, 5 << 20) is grpc.StatusCode.RESOURCE_EXHAUSTED
     access = ControlAccess(secret=SECRET)
@@ -209,7 +190,7 @@ async def test_messages_without_a_proof_are_bounded() -> None:
 
 async def test_calls_of_a_connection_are_bounded() -> None:
     """A stranger's calls that never end wait for one another."""
-    async with plain() as address, ControlAccess().channel(address) as channel:
+    async with control_server() as (_, address), ControlAccess().channel(address) as channel:
         watch = health_pb2_grpc.HealthStub(channel).Watch
         calls = [watch(health_pb2.HealthCheckRequest()) for _ in range(300)]
         answered: list[object] = []
@@ -273,12 +254,7 @@ async def test_members_reach_the_broker_over_tls(certificates: Path, tls_broker:
     scheduler = await NatsBus.connect(
         url_of(certificates, "scheduler", "SPOTWISE_NATS_URL", tls_broker), "s", tls=tls(certificates, "scheduler")
     )
-    received: list[bytes] = []
-
-    async def take(message: object) -> None:
-        received.append(getattr(message, "payload", b""))
-
-    await scheduler.subscribe(subjects.REQUESTS, take)
+    received = await heard_on(scheduler, subjects.REQUESTS)
     await gateway.publish(subjects.REQUESTS, b"a request")
     await until(lambda: received == [b"a request"])
     for bus in (gateway, scheduler):
@@ -353,13 +329,6 @@ def test_a_certificate_names_role_hosts_and_expiry(certificates: Path) -> None:
     assert (folder / KEY_FILE).read_bytes() != key
     PlaneTls(folder).check()
     assert len(credentials.certificates()) == 2 + len(MeshRole) + 1
-
-
-def test_a_second_ca_does_not_replace_the_first(certificates: Path) -> None:
-    """`init` refuses a folder that has a CA: all certificates would be worthless at once."""
-    with pytest.raises(CommandError, match="has a CA already"):
-        CredentialsFolder(certificates).create("localhost", "localhost", 1, 1)
-    CertificateAuthority.read(certificates / "ca")
 
 
 def test_unusable_certificates_are_refused_at_the_start(certificates: Path, tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import os
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from contextlib import ExitStack
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,13 +18,15 @@ from spotwise.cli.client.gateway_access import client_options
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running
-from spotwise.mesh.grpc.control import ControlServer, is_serving
+from spotwise.mesh.grpc.control import is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess, blocking_channel
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.redis.store import RedisStore
 from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire.permissions import Principal
 from spotwise.wire.roles import MeshRole
+from tests.fakes.http_servers import QuietHandler, answering
+from tests.integration.running_services import control_server
 
 pytestmark = pytest.mark.mesh
 
@@ -44,32 +46,25 @@ def name_proxy(patch: pytest.MonkeyPatch, url: str) -> None:
 
 @pytest.fixture(autouse=True)
 def dead_proxy(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A proxy that does not answer."""
     name_proxy(monkeypatch, f"http://{LOOPBACK}:{free_port()}")
 
 
 @pytest.mark.parametrize("secured", [False, True], ids=["open", "certificates"])
 async def test_members_are_reached_by_grpc(secured: bool, tmp_path: Path) -> None:
-    """Health checks of a command, of an image and of the supervisor find the member, with certificates and without."""
     access = ControlAccess()
     if secured:
         credentials = CredentialsFolder(tmp_path / "mesh-certs")
         credentials.create("localhost", "localhost", 30, 300)
         credentials.issue(Principal(MeshRole.GATEWAY, "gateway-0"), (MeshRole.GATEWAY,), (LOOPBACK,), 30)
         access = ControlAccess(PlaneTls(tmp_path / "mesh-certs" / "members" / "gateway.gateway-0"))
-    server = ControlServer(LOOPBACK, 0, access=access)
-    await server.start()
-    try:
+    async with control_server(access=access) as (server, address):
         await server.set_serving(True)
-        address = f"{LOOPBACK}:{server.port}"
         assert await is_serving(address, access=access)
         with blocking_channel(address, access.channel_credentials()) as channel:
             check = health_pb2_grpc.HealthStub(channel).Check.future(health_pb2.HealthCheckRequest(), timeout=10.0)
             while not check.done():
                 await is_serving(address, access=access)  # gives the server its turn
             assert check.result().status == health_pb2.HealthCheckResponse.SERVING
-    finally:
-        await server.close()
 
 
 async def test_broker_and_store_are_reached(tmp_path: Path) -> None:
@@ -85,46 +80,30 @@ def test_a_local_gateway_is_reached_and_a_distant_one_through_the_proxy() -> Non
     assert client_options("https://mesh.example")["trust_env"] is True
 
 
-class _Requests(BaseHTTPRequestHandler):
+class _Requests(QuietHandler):
     """Notes what it was asked for: as a proxy its path is a whole URL."""
 
     asked: ClassVar[list[tuple[str, str]]]
     answers: ClassVar[dict[str, str]] = {}
 
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self.asked.append((self.path, self.headers.get("Authorization", "")))
-        self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        body = self.answers.get(self.path, "").encode()
-        self.send_response(200 if self.path in self.answers else 404)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        self.body()
+        self.answer(200 if self.path in self.answers else 404, self.answers.get(self.path, "").encode())
 
-    do_POST = do_PUT = do_GET  # noqa: N815
-
-    def log_message(self, *_: Any) -> None:
-        pass
+    post = put = get
 
 
 @pytest.fixture
 def listening() -> Iterator[Any]:
-    """Start servers with given answers."""
-    started: list[tuple[ThreadingHTTPServer, threading.Thread]] = []
+    with ExitStack() as stack:
 
-    def start(answers: dict[str, str]) -> tuple[str, list[tuple[str, str]]]:
-        asked: list[tuple[str, str]] = []
-        handler = type("Handler", (_Requests,), {"asked": asked, "answers": answers})
-        server = ThreadingHTTPServer((LOOPBACK, 0), handler)
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        started.append((server, thread))
-        return f"http://{LOOPBACK}:{server.server_address[1]}", asked
+        def start(answers: dict[str, str]) -> tuple[str, list[tuple[str, str]]]:
+            asked: list[tuple[str, str]] = []
+            handler = type("Handler", (_Requests,), {"asked": asked, "answers": answers})
+            return stack.enter_context(answering(ThreadingHTTPServer((LOOPBACK, 0), handler))), asked
 
-    yield start
-    for server, thread in started:
-        server.shutdown()
-        thread.join()
-        server.server_close()
+        yield start
 
 
 async def test_ec2_is_called_through_the_proxy_with_credentials_that_come_without(

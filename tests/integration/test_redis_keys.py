@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -28,15 +28,7 @@ class TestRedisKeys(KeyStoreContract):
         return FakeClock(1_700_000_000.0 // 86_400 * 86_400 + 43_200)
 
     @pytest.fixture
-    async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
-        """The session's server, emptied."""
-        store = await RedisStore.connect(redis_url)
-        yield store
-        await store.close()
-
-    @pytest.fixture
     def keys(self, store: RedisStore, clock: FakeClock) -> KeyStore:
-        """Those of the server, by the test's clock."""
         return RedisKeys(store._redis, store._turn, clock)
 
     async def test_usage_does_not_stay_for_ever(self, keys: KeyStore, store: RedisStore, redis_url: str) -> None:
@@ -119,6 +111,5 @@ class TestRedisKeys(KeyStoreContract):
 
 
 def numbers(admission: object) -> list[float]:
-    """Return an admission's figures."""
     names: Iterable[str] = ("retry_after_s", "used_requests", "used_tokens", "used_day_tokens")
     return [float(getattr(admission, name)) for name in names]

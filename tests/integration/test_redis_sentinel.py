@@ -30,7 +30,6 @@ def servers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServers]:
 
 @pytest.fixture
 async def store(servers: RedisServers) -> AsyncIterator[RedisStore]:
-    """The store at the primary of the moment, empty."""
     servers.wait_until_replicated()
     with servers.client(servers.primary()) as client:
         client.flushall()
@@ -124,10 +123,11 @@ async def test_sentinels_that_do_not_answer_are_an_error_in_time(monkeypatch: py
         "redis+sentinel://:hush@a:port/name/0",
         "redis+sentinel://:hush@:1/name",
         "redis+sentinel://a/n/x",
+        "hush@host",
     ],
 )
-async def test_a_wrong_sentinel_url_is_an_error_that_does_not_quote_it(url: str) -> None:
-    """Neither name of the primary, port, host nor number of the database may be missing or wrong."""
+async def test_a_wrong_url_is_an_error_that_does_not_quote_it(url: str) -> None:
+    """Neither scheme, name of the primary, port, host nor number of the database may be missing or wrong."""
     with pytest.raises(MeshError, match="the store's URL is wrong") as raised:
         await RedisStore.connect(url)
     assert "hush" not in str(raised.value)

@@ -35,13 +35,6 @@ ROOT = Path(__file__).parents[2]
 
 
 class TestRedisStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):
-    @pytest.fixture
-    async def store(self, redis_url: str) -> AsyncIterator[RedisStore]:
-        """The session's server, emptied."""
-        store = await RedisStore.connect(redis_url)
-        yield store
-        await store.close()
-
     async def lose_turns(self, store: MeshStore, request_id: str, owner: str) -> None:
         assert isinstance(store, RedisStore)
         await store._redis.hset(subjects.kept_request_key(request_id), "owner", owner)
@@ -115,15 +108,7 @@ def rooms(kind: Kind, longest_s: float, *scopes: str) -> dict[str, float]:
     return dict.fromkeys(names, longest_s)
 
 
-async def test_what_is_no_redis_url_is_a_mesh_error() -> None:
-    """A URL that is no Redis URL raises a mesh error without quoting it: a password may be in it."""
-    with pytest.raises(MeshError, match="the store's URL is wrong") as refusal:
-        await RedisStore.connect("secret@host")
-    assert "secret" not in str(refusal.value)
-
-
 async def test_a_server_that_does_not_answer_is_a_mesh_error_everywhere() -> None:
-    """Without a Redis server every method of the store raises a mesh error that names Redis."""
     unretried = Retry(NoBackoff(), 0)
     store = RedisStore(Redis.from_url(f"redis://127.0.0.1:{free_port()}/0", retry=unretried))
     for asking in (
@@ -142,7 +127,6 @@ async def test_a_server_that_does_not_answer_is_a_mesh_error_everywhere() -> Non
 
 
 async def test_a_servers_restart_is_a_pause(tmp_path: Path) -> None:
-    """While the server restarts on its port, calls wait, and are answered once it is back."""
     server = redis_server(tmp_path)
     child = await asyncio.to_thread(server.start)
     store = await RedisStore.connect(server.url)

@@ -5,69 +5,36 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.supervision.run_state import RunState, write_state
+from spotwise.cli.launch.supervision.run_state import write_state
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.mesh.embedded.child_process import ProcessIdentity
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
-from spotwise.mesh.grpc.control import ControlServer
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.integration.onlooker import Onlooker, looking_on
+from tests.integration.onlooker import Onlooker
+from tests.integration.running_services import control_server, serving
+from tests.unit.cli.builders import run_state
 
 pytestmark = pytest.mark.mesh
 
 LONG_S = 600.0
 
 
-@pytest.fixture
-async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """An observer of the mesh, with connections of its own."""
-    async with looking_on(nats_url, redis_url) as onlooker:
-        yield onlooker
-
-
-@pytest.fixture
-def settings(nats_url: str, redis_url: str) -> ServiceSettings:
-    """A member's settings, with quick heartbeats."""
-    return ServiceSettings(
-        service_id="extra", nats_url=nats_url, redis_url=redis_url, heartbeat_s=0.02, member_timeout_s=0.4
-    )
-
-
-@asynccontextmanager
-async def serving(host: ServiceHost) -> AsyncIterator[None]:
-    """Run a host for the length of a block."""
-    running = asyncio.create_task(host.run())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield
-    finally:
-        host.stop()
-        await running
-
-
 def predecessor(grpc_address: str) -> Member:
-    """A member that died without a word."""
-    return Member("extra", MemberKind.SPOT_WATCHER, 1, MemberState.READY, "a-host", os.getpid(), grpc_address)
+    return Member("member-1", MemberKind.SPOT_WATCHER, 1, MemberState.READY, "a-host", os.getpid(), grpc_address)
 
 
 async def test_an_id_in_use_is_refused(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """A second process with a live member's id fails with the holder and what to do; the first stays registered."""
     async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as first, serving(first):
-        with pytest.raises(MeshError, match=rf"'extra'.*pid {os.getpid()}.*SPOTWISE_SERVICE_ID"):
+        with pytest.raises(MeshError, match=rf"'member-1'.*pid {os.getpid()}.*SPOTWISE_SERVICE_ID"):
             async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER):
                 pass
         assert {member.incarnation for member in onlooker.heard} == {first.member.incarnation}
@@ -75,11 +42,10 @@ async def test_an_id_in_use_is_refused(settings: ServiceSettings, onlooker: Onlo
 
 
 async def test_a_member_that_still_loads_has_its_id(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """A loading member is registered for as long as it takes, although it sends no heartbeats yet."""
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
         await asyncio.sleep(settings.member_timeout_s * 2.5)
         assert await onlooker.registered() == [MemberState.STARTING]
-        with pytest.raises(MeshError, match="'extra'"):
+        with pytest.raises(MeshError, match="'member-1'"):
             async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER):
                 pass
 
@@ -87,7 +53,6 @@ async def test_a_member_that_still_loads_has_its_id(settings: ServiceSettings, o
 async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_end(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """A successor starts at once where the registered address does not answer: a restart after kill -9 is as quick as ever."""
     await onlooker.store.register(predecessor(f"{LOOPBACK}:{free_port()}"), LONG_S)
     async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
         await until(lambda: MemberState.READY in onlooker.states())
@@ -96,20 +61,14 @@ async def test_who_follows_a_dead_member_does_not_wait_for_its_registration_to_e
 async def test_another_service_at_a_dead_members_port_does_not_keep_its_id_for_long(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """Another service at the dead member's port delays the successor only until the unrenewed registration expires."""
-    stranger = ControlServer(LOOPBACK, 0)
-    await stranger.start()
-    try:
-        await onlooker.store.register(predecessor(f"{LOOPBACK}:{stranger.port}"), settings.member_timeout_s)
+    async with control_server() as (_, address):
+        await onlooker.store.register(predecessor(address), settings.member_timeout_s)
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, serving(host):
             await until(lambda: MemberState.READY in onlooker.states())
-    finally:
-        await stranger.close()
 
 
 async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """The earlier of two concurrent starts fails when it receives the newer one's heartbeat, and keeps its registration."""
-    with pytest.raises(MeshError, match=r"'extra'.*newer"):
+    with pytest.raises(MeshError, match=r"'member-1'.*newer"):
         async with ServiceHost.open(settings, MemberKind.SPOT_WATCHER) as host, asyncio.timeout(PATIENCE_S):
             running = asyncio.create_task(host.run())
             await until(lambda: MemberState.READY in onlooker.states())
@@ -122,21 +81,11 @@ async def test_of_two_that_start_at_once_the_earlier_leaves(settings: ServiceSet
 
 
 async def test_join_refuses_an_id_in_use(settings: ServiceSettings, onlooker: Onlooker, tmp_path: Path) -> None:
-    """`join` with a live member's id ends at once with exit status 1 and the option's name; the member keeps running."""
     folder = tmp_path / "run" / "default"
     folder.mkdir(parents=True)
-    state = RunState(
-        supervisor=ProcessIdentity(1, 1),
-        ready=True,
-        options=MeshOptions(name="default", model_folder=tmp_path, model_name="m"),
-        nats_url=settings.nats_url,
-        redis_url=settings.redis_url,
-        started_unix_s=time.time(),
-        services={},
-    )
-    write_state(folder / "state.json", state)
+    write_state(folder / "state.json", run_state(nats_url=settings.nats_url, redis_url=settings.redis_url))
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host, serving(host):
-        command = (sys.executable, "-m", "spotwise.cli", "join", "mixed", "--id", "extra")
+        command = (sys.executable, "-m", "spotwise.cli", "join", "mixed", "--id", "member-1")
         join = await asyncio.create_subprocess_exec(
             *command,
             env=os.environ | {"SPOTWISE_HOME": str(tmp_path), "COLUMNS": "200"},
@@ -146,5 +95,5 @@ async def test_join_refuses_an_id_in_use(settings: ServiceSettings, onlooker: On
         said, errors = await join.communicate()
         assert (join.returncode, said) == (1, b"")
         [line] = errors.decode().splitlines()
-        assert line.startswith("error: --id 'extra' is in use")
+        assert line.startswith("error: --id 'member-1' is in use")
         assert await onlooker.registered() == [MemberState.READY]

@@ -1,61 +1,37 @@
-"""Broker and store with a password: strangers are refused, and no message or list of processes shows it."""
+"""Passwords of broker and store: no message, file or list of processes shows one."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
-import nats
 import psutil
 import pytest
-import redis
-from nats.aio.client import Client
 
 from spotwise.mesh.embedded.servers import EmbeddedServer, nats_server, redis_server, running
 from spotwise.mesh.nats.bus import NatsBus
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.redis.store import RedisStore
+from spotwise.wire.permissions import Principal
+from spotwise.wire.roles import MeshRole
 
 pytestmark = pytest.mark.mesh
 
 PASSWORD = "-hush_Hush-9"
 
 
-async def _nothing(_error: Exception) -> None:
-    pass
-
-
-async def test_a_broker_with_a_password_lets_in_who_has_it(tmp_path: Path) -> None:
-    """A broker with a password accepts clients that have it, and refuses all others."""
-    with running(nats_server(tmp_path, password=PASSWORD)) as server:
-        bus = await NatsBus.connect(server.url, "friend")
-        await bus.close()
-        stranger = Client()
-        with pytest.raises(nats.errors.Error, match="Authorization"):
-            await stranger.connect(f"nats://127.0.0.1:{server.port}", allow_reconnect=False, error_cb=_nothing)
-        await stranger.close()
-        _nowhere_to_be_seen(server, tmp_path)
-
-
-async def test_a_store_with_a_password_lets_in_who_has_it(tmp_path: Path) -> None:
-    """A store with a password accepts clients that have it, and refuses all others."""
-    with running(redis_server(tmp_path, password=PASSWORD)) as server:
-        store = await RedisStore.connect(server.url)
-        await store.members()
-        await store.close()
-        with redis.Redis(port=server.port) as stranger, pytest.raises(redis.AuthenticationError):
-            stranger.ping()
-        _nowhere_to_be_seen(server, tmp_path)
-
-
-def _nowhere_to_be_seen(server: EmbeddedServer, folder: Path) -> None:
-    shown = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
-    shown += [path.read_text() for path in folder.iterdir()]
-    assert len(shown) >= 2
-    assert not [text for text in (*shown, repr(server.argv)) if PASSWORD in text]
+@pytest.mark.parametrize("make_server", [nats_server, redis_server])
+def test_no_file_and_no_list_of_processes_shows_a_password(
+    make_server: Callable[..., EmbeddedServer], tmp_path: Path
+) -> None:
+    with running(make_server(tmp_path, users={Principal(MeshRole.WORKER): PASSWORD})) as server:
+        shown = [" ".join(child.cmdline()) for child in psutil.Process().children(recursive=True)]
+        shown += [path.read_text() for path in tmp_path.iterdir()]
+        assert len(shown) >= 2
+        assert not [text for text in (*shown, repr(server)) if PASSWORD in text]
 
 
 async def test_no_error_shows_a_password() -> None:
-    """Errors of an absent server, a wrong password and a malformed URL contain no password."""
     with pytest.raises(MeshError) as away:
         await NatsBus.connect(f"nats://spotwise:{PASSWORD}@127.0.0.1:1", "friend", connect_timeout_s=0.3)
     assert PASSWORD not in str(away.value)

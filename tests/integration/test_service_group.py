@@ -28,8 +28,6 @@ IDS = tuple(f"member-{number}" for number in range(1, 6))
 
 
 class NoEngines:
-    """A process without engines."""
-
     def describe(self, member_id: str) -> EngineDescription | None:
         """Describe no engine."""
 
@@ -37,17 +35,7 @@ class NoEngines:
         """Return no times."""
 
 
-@pytest.fixture
-def settings(nats_url: str, redis_url: str) -> ServiceSettings:
-    """The process's settings, with quick heartbeats."""
-    return ServiceSettings(
-        service_id="group", nats_url=nats_url, redis_url=redis_url, heartbeat_s=0.02, member_timeout_s=0.4
-    )
-
-
 class Members:
-    """The members of a group at work."""
-
     def __init__(self) -> None:
         self.hosts: dict[str, ServiceHost] = {}
         self.heard: list[tuple[str, str]] = []
@@ -68,7 +56,6 @@ class Members:
 
 
 async def registered(redis_url: str) -> list[Member]:
-    """Return the members in the store."""
     store = await RedisStore.connect(redis_url)
     try:
         return await store.members()

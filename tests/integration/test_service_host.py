@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import pytest
@@ -23,36 +21,10 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.integration.onlooker import Onlooker, looking_on
+from tests.integration.onlooker import Onlooker, heard_on
+from tests.integration.running_services import serving
 
 pytestmark = pytest.mark.mesh
-
-
-@pytest.fixture
-async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """An observer of the mesh, with connections of its own."""
-    async with looking_on(nats_url, redis_url) as onlooker:
-        yield onlooker
-
-
-@pytest.fixture
-def settings(nats_url: str, redis_url: str) -> ServiceSettings:
-    """A member's settings, with quick heartbeats."""
-    return ServiceSettings(
-        service_id="member-1", nats_url=nats_url, redis_url=redis_url, heartbeat_s=0.02, member_timeout_s=0.4
-    )
-
-
-@asynccontextmanager
-async def serving(host: ServiceHost) -> AsyncIterator[None]:
-    """Run a host for the length of a block; it stops when the block ends."""
-    running = asyncio.create_task(host.run())
-    try:
-        async with asyncio.timeout(PATIENCE_S):
-            yield
-    finally:
-        host.stop()
-        await running
 
 
 async def test_a_member_joins_serves_and_leaves(settings: ServiceSettings, onlooker: Onlooker) -> None:
@@ -124,27 +96,17 @@ async def test_a_registration_is_renewed_as_long_as_the_member_lives(
 async def test_what_a_member_posts_leaves_in_order(settings: ServiceSettings, onlooker: Onlooker) -> None:
     """All messages to one inbox arrive in order, including those sent just before the end."""
     orders = [CancelRequest(f"r{number}", number) for number in range(200)]
-    heard: list[object] = []
-
-    async def handler(raw: BusMessage) -> None:
-        heard.append(decode(raw.payload))
-
-    await onlooker.bus.subscribe(subjects.inbox("other"), handler)
+    heard = await heard_on(onlooker.bus, subjects.inbox("other"))
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         for order in orders:
             host.send("other", order)
     await until(lambda: len(heard) == len(orders))
-    assert heard == orders
+    assert [decode(each) for each in heard] == orders
 
 
 async def test_a_message_too_large_is_refused_where_it_is_posted(settings: ServiceSettings, onlooker: Onlooker) -> None:
     """A message above the broker's limit is refused with its kind and both sizes, and the next one is sent."""
-    heard: list[object] = []
-
-    async def handler(raw: BusMessage) -> None:
-        heard.append(decode(raw.payload))
-
-    await onlooker.bus.subscribe(subjects.inbox("other"), handler)
+    heard = await heard_on(onlooker.bus, subjects.inbox("other"))
     async with ServiceHost.open(settings, MemberKind.CLUSTER_SCHEDULER) as host:
         limit = host.bus.max_payload_bytes
         with pytest.raises(PayloadTooLargeError, match=rf"a CancelRequest of \d+ bytes .* {limit} bytes"):
@@ -156,7 +118,6 @@ async def test_a_message_too_large_is_refused_where_it_is_posted(settings: Servi
 async def test_ledger_entries_are_written_with_the_next_beat_and_at_the_end(
     settings: ServiceSettings, onlooker: Onlooker
 ) -> None:
-    """Entries recorded before the departure are not lost."""
     early, late = (LedgerEntry("r", 1, stage, "member-1", at_s, ()) for stage, at_s in (("early", 1.0), ("late", 2.0)))
     async with ServiceHost.open(settings, MemberKind.TOKEN_WORKER) as host:
         async with serving(host):
@@ -168,7 +129,6 @@ async def test_ledger_entries_are_written_with_the_next_beat_and_at_the_end(
 
 
 async def test_a_malformed_message_is_logged_and_survived(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """Malformed messages, and those on which the handler raises, are logged; later ones are handled in order."""
     heard: list[object] = []
 
     async def handler(message: CancelRequest, raw: BusMessage) -> None:
@@ -200,8 +160,6 @@ async def test_a_handler_can_answer(settings: ServiceSettings, onlooker: Onlooke
 
 
 async def test_background_work_that_fails_ends_the_service(settings: ServiceSettings, onlooker: Onlooker) -> None:
-    """A failed background task ends the service in order, and `run` raises, for an exit code other than a drained one's."""
-
     async def fails() -> None:
         raise RuntimeError("a bug")
 
@@ -214,7 +172,6 @@ async def test_background_work_that_fails_ends_the_service(settings: ServiceSett
 
 
 async def test_periodic_work_waits_for_a_mesh_that_is_away(settings: ServiceSettings) -> None:
-    """A MeshError is logged and the work is done again; it does not end the service."""
     times = 0
 
     async def work() -> None:

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
-import sys
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,33 +11,17 @@ import pytest
 from spotwise.core.messages.members import MemberState
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port, nats_server, redis_server, running
 from tests.contracts.waiting import PATIENCE_S, until
-from tests.integration.onlooker import Onlooker, looking_on
+from tests.integration.onlooker import Onlooker
+from tests.integration.running_services import start_service
 
 pytestmark = pytest.mark.mesh
 
 
-@pytest.fixture
-async def onlooker(nats_url: str, redis_url: str) -> AsyncIterator[Onlooker]:
-    """An observer of the mesh, with connections of its own."""
-    async with looking_on(nats_url, redis_url) as onlooker:
-        yield onlooker
-
-
 async def start_planner(**variables: str) -> asyncio.subprocess.Process:
-    """The smallest service, with these SPOTWISE_ variables."""
-    env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTWISE_")}
-    return await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "spotwise.migration_planner",
-        env=env | {f"SPOTWISE_{name}": value for name, value in variables.items()},
-        stdout=asyncio.subprocess.DEVNULL,
-        stderr=asyncio.subprocess.PIPE,
-    )
+    return await start_service("migration_planner", asyncio.subprocess.PIPE, **variables)
 
 
 async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
-    """Return the process's exit code and its standard error."""
     try:
         async with asyncio.timeout(PATIENCE_S):
             _, errors = await process.communicate()
@@ -54,7 +35,6 @@ async def end_of(process: asyncio.subprocess.Process) -> tuple[int | None, str]:
 async def test_a_service_that_is_told_to_stop_leaves_in_order(
     nats_url: str, redis_url: str, onlooker: Onlooker, number: signal.Signals
 ) -> None:
-    """On SIGTERM the service reports LEFT, unregisters, and ends with status 0."""
     process = await start_planner(SERVICE_ID="planner-1", NATS_URL=nats_url, REDIS_URL=redis_url)
     try:
         await until(lambda: MemberState.READY in onlooker.states())
@@ -67,7 +47,6 @@ async def test_a_service_that_is_told_to_stop_leaves_in_order(
 
 
 async def test_wrong_settings_are_named_and_end_with_status_2() -> None:
-    """Each wrong setting is reported by its variable, without a traceback."""
     process = await start_planner(HEARTBEAT_S="0", GRPC_PORT="many", SERVICE_ID="a b")
     code, errors = await end_of(process)
     assert code == 2

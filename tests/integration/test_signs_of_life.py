@@ -64,7 +64,7 @@ async def test_a_registration_or_an_answer_is_a_sign_of_life(redis_url: str) -> 
 
 def test_a_store_that_is_away_tells_nothing(tmp_path: Path) -> None:
     """Once it is back, what is not registered is silent again."""
-    server = redis_server(tmp_path, port=free_port(), password="secret")
+    server = redis_server(tmp_path, port=free_port())
     with Readiness(server.url) as readiness:
         assert readiness.shows_life(MEMBERS, 1) is None
         with running(server):

@@ -69,14 +69,6 @@ def clock() -> FakeClock:
     return FakeClock(1_700_000_000.0 // 86_400 * 86_400)
 
 
-@pytest.fixture
-async def store(redis_url: str) -> AsyncIterator[RedisStore]:
-    """The session's server, emptied."""
-    store = await RedisStore.connect(redis_url)
-    yield store
-    await store.close()
-
-
 async def used_day_tokens(store: RedisStore) -> int:
     """What the server has counted by now."""
     return (await store.keys.use(CALLER.name, LIMITS, KeyReport("reader"))).used_day_tokens

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
-import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from functools import partial
@@ -15,14 +13,12 @@ from pathlib import Path
 import pytest
 
 from spotwise.core.messages.members import MemberKind, MemberState
-from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
-from spotwise.core.messages.worker import Drain
-from spotwise.mesh.ports.ports import BusMessage
-from spotwise.wire import subjects
-from spotwise.wire.codec import decode
+from spotwise.core.messages.mesh import InterruptionKind
 from tests.contracts.waiting import PATIENCE_S
 from tests.fakes.metadata_server import Fault, MetadataServer
-from tests.integration.onlooker import Onlooker, looking_on
+from tests.fakes.notices import Published
+from tests.integration.onlooker import Onlooker
+from tests.integration.running_services import start_service
 
 pytestmark = pytest.mark.mesh
 
@@ -37,46 +33,21 @@ def has_left(mesh: Mesh, member_id: str) -> bool:
     return mesh.states(member_id)[-1] is MemberState.LEFT
 
 
-class Mesh:
+class Mesh(Published):
     """Processes of the mesh, and what they publish."""
 
     def __init__(self, onlooker: Onlooker, variables: dict[str, str]) -> None:
+        super().__init__()
         self.onlooker = onlooker
-        self.notices: list[Drain] = []
-        self.reports: list[InterruptionReported] = []
         self._variables = variables
         self._processes: dict[str, asyncio.subprocess.Process] = {}
 
-    async def listen(self) -> None:
-        """Subscribe to notices and reports."""
-
-        async def heard(raw: BusMessage) -> None:
-            message = decode(raw.payload)
-            if isinstance(message, Drain):
-                self.notices.append(message)
-            elif isinstance(message, InterruptionReported):
-                self.reports.append(message)
-
-        await self.onlooker.bus.subscribe(subjects.NOTICES, heard)
-        await self.onlooker.bus.subscribe(subjects.INTERRUPTIONS, heard)
-
     async def start(self, module: str, service_id: str, **variables: str) -> asyncio.subprocess.Process:
-        """Start a service with these SPOTWISE_ variables."""
-        env = {name: value for name, value in os.environ.items() if not name.startswith("SPOTWISE_")}
-        given = self._variables | variables | {"SERVICE_ID": service_id}
-        process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-m",
-            f"spotwise.{module}",
-            env=env | {f"SPOTWISE_{name}": value for name, value in given.items()},
-            stdout=asyncio.subprocess.DEVNULL,
-            stderr=asyncio.subprocess.DEVNULL,
-        )
+        process = await start_service(module, **self._variables, **variables, SERVICE_ID=service_id)
         self._processes[service_id] = process
         return process
 
     async def end(self) -> None:
-        """End every process that was started here."""
         for process in self._processes.values():
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(signal.SIGTERM)
@@ -101,15 +72,13 @@ async def until_said(true: Callable[[], object], what: str) -> None:
 
 
 @pytest.fixture
-async def mesh(nats_url: str, redis_url: str, tmp_path: Path) -> AsyncIterator[Mesh]:
-    """A mesh without members."""
-    async with looking_on(nats_url, redis_url) as onlooker:
-        mesh = Mesh(onlooker, {"NATS_URL": nats_url, "REDIS_URL": redis_url})
-        await mesh.listen()
-        try:
-            yield mesh
-        finally:
-            await mesh.end()
+async def mesh(onlooker: Onlooker, nats_url: str, redis_url: str) -> AsyncIterator[Mesh]:
+    mesh = Mesh(onlooker, {"NATS_URL": nats_url, "REDIS_URL": redis_url})
+    await mesh.listen(onlooker.bus)
+    try:
+        yield mesh
+    finally:
+        await mesh.end()
 
 
 async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: Mesh, tmp_path: Path) -> None:
@@ -141,10 +110,10 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
         for member_id in (*WORKER_IDS, "watcher-0"):
             await until_said(partial(is_ready, mesh, member_id), f"{member_id} to be ready")
         await until_said(lambda: len(server.asked("/metadata/scheduledevents")) > 3, "questions")
-        assert mesh.notices == []
+        assert mesh.drains == []
 
         deadline_s = server.announce(time.time() + 60)
-        await until_said(lambda: len(mesh.notices) >= len(WORKER_IDS), "notices")
+        await until_said(lambda: len(mesh.drains) >= len(WORKER_IDS), "notices")
         if not any(MemberState.LEFT in mesh.states(worker_id) for worker_id in WORKER_IDS):
             assert server.acknowledged == []
         await until_said(lambda: server.acknowledged, "the acknowledgement")
@@ -152,17 +121,18 @@ async def test_a_preemption_drains_the_workers_and_azure_hears_of_it_last(mesh: 
             # The watcher may have received the last goodbye a moment before this test.
             await until_said(partial(has_left, mesh, worker_id), f"{worker_id} to leave")
             assert mesh.states(worker_id)[-2] is MemberState.DRAINING
-        assert {(each.worker_id, each.deadline_s) for each in mesh.notices} == {
+        assert {(each.worker_id, each.deadline_s) for each in mesh.drains} == {
             (each, deadline_s) for each in WORKER_IDS
         }
-        assert {each.reason for each in mesh.notices} == {"azure: Preempt"}
-        notices = [each for each in mesh.reports if each.kind is InterruptionKind.NOTICE]
+        assert {each.reason for each in mesh.drains} == {"azure: Preempt"}
+        notices = [each for each in mesh.interruptions if each.kind is InterruptionKind.NOTICE]
         assert [(each.worker_ids, each.deadline_s) for each in notices] == [(WORKER_IDS, deadline_s)]
         assert time.time() < deadline_s
 
         server.withdraw()
         await until_said(
-            lambda: [each.kind for each in mesh.reports][-1] is InterruptionKind.WITHDRAWN, "that it was withdrawn"
+            lambda: [each.kind for each in mesh.interruptions][-1] is InterruptionKind.WITHDRAWN,
+            "that it was withdrawn",
         )
         assert len(server.acknowledged) == 1
         watcher.send_signal(signal.SIGTERM)

@@ -45,6 +45,10 @@ def nobody(tmp_path: Path) -> dict[str, str]:
     }
 
 
+def at_home(home: Path, **variables: str) -> dict[str, str]:
+    return {**os.environ, "SPOTWISE_HOME": str(home), "COLUMNS": "300", **variables}
+
+
 def run(
     env: dict[str, str], *arguments: str, before: tuple[str, ...] = (), cwd: Path | None = None
 ) -> subprocess.CompletedProcess[str]:
@@ -102,7 +106,7 @@ def test_a_damaged_record_of_a_mesh_that_is_gone_is_removed(tmp_path: Path, dama
     folder.mkdir(parents=True)
     (folder / "state.json").write_bytes(damage)
     (folder / "lock").write_text("999999999 1")
-    env = {**os.environ, "SPOTWISE_HOME": str(tmp_path), "COLUMNS": "300"}
+    env = at_home(tmp_path)
     check_one_line(run(env, "status"), "no mesh named 'default' runs here")
     done = run(env, "down")
     assert (done.returncode, done.stdout) == (0, "nothing to stop: no mesh named 'default' runs here\n")
@@ -114,7 +118,7 @@ def test_a_mesh_whose_record_is_damaged_is_seen_and_stopped(tmp_path: Path) -> N
     folder = tmp_path / "run" / "default"
     folder.mkdir(parents=True)
     (folder / "state.json").write_bytes(b"{")
-    env = {**os.environ, "SPOTWISE_HOME": str(tmp_path), "COLUMNS": "300"}
+    env = at_home(tmp_path)
     holds = (
         "import time\nfrom spotwise.cli.launch.run_folder import run_folder\n"
         "with run_folder('default').claimed():\n    print('held', flush=True)\n    time.sleep(300)\n"
@@ -151,26 +155,26 @@ def _mounted(folder: Path, options: str) -> tuple[str, ...]:
 def test_a_model_that_does_not_fit_its_cache(tmp_path: Path, options: str, reason: str) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
-    env = {**os.environ, "SPOTWISE_HOME": str(tmp_path / "home"), "SPOTWISE_CACHE": str(cache), "COLUMNS": "300"}
+    env = at_home(tmp_path / "home", SPOTWISE_CACHE=str(cache))
     done = run(env, "up", "--port", "0", "--detach", before=_mounted(cache, options))
     check_one_line(done, str(cache), reason, "SPOTWISE_CACHE")
 
 
-@pytest.mark.parametrize(("options", "reason"), [("nr_inodes=2", "No space left"), ("ro", "Read-only file system")])
-def test_a_state_folder_that_takes_no_file(tmp_path: Path, options: str, reason: str) -> None:
+@pytest.mark.parametrize(
+    ("options", "fills", "reason"),
+    [
+        ("nr_inodes=2", False, "No space left"),
+        ("ro", False, "Read-only file system"),
+        ("size=64k", True, "No space left"),
+    ],
+    ids=["no inode", "read-only", "no byte"],
+)
+def test_a_state_folder_that_takes_no_file(tmp_path: Path, options: str, fills: bool, reason: str) -> None:
+    """Or in which folders and names still fit, and no byte of a file."""
     home = tmp_path / "home"
     home.mkdir()
-    env = {**os.environ, "SPOTWISE_HOME": str(home), "COLUMNS": "300"}
-    done = run(env, "up", "--port", "0", "--engine", "simulated", "--detach", before=_mounted(home, options))
+    prefix = list(_mounted(home, options))
+    if fills:
+        prefix[4] = prefix[4].replace("&& exec", f'&& {{ cat /dev/zero > "{home}/full" 2>/dev/null; true; }} && exec')
+    done = run(at_home(home), "up", "--port", "0", "--engine", "simulated", "--detach", before=tuple(prefix))
     check_one_line(done, str(home), reason, "SPOTWISE_HOME")
-
-
-def test_a_state_folder_without_a_byte_left(tmp_path: Path) -> None:
-    """Folders and names still fit; nothing can be written into a file."""
-    home = tmp_path / "home"
-    home.mkdir()
-    env = {**os.environ, "SPOTWISE_HOME": str(home), "COLUMNS": "300"}
-    prefix = list(_mounted(home, "size=64k"))
-    prefix[4] = prefix[4].replace("&& exec", f'&& {{ cat /dev/zero > "{home}/full" 2>/dev/null; true; }} && exec')
-    done = run(env, "up", "--port", "0", "--engine", "simulated", "--detach", before=tuple(prefix))
-    check_one_line(done, str(home), "No space left", "SPOTWISE_HOME")

@@ -18,7 +18,6 @@ pytestmark = pytest.mark.mesh
 class TestUcxKvTransport(KvTransportContract):
     @pytest.fixture
     def make(self) -> MakeTransport:
-        """Transports on loopback."""
         return UcxKvTransport
 
 

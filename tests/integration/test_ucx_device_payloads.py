@@ -95,7 +95,6 @@ def device_transport(
 class TestUcxKvTransportWithDevicePayloads(KvTransportContract):
     @pytest.fixture
     def make(self) -> MakeTransport:
-        """Transports on loopback."""
         return device_transport
 
 
@@ -134,7 +133,6 @@ async def test_chunks_of_every_size_land_in_memory_of_the_receivers_making() -> 
 
 
 async def test_a_damaged_payload_is_refused_by_the_memorys_own_checksum(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device payload is verified by its memory's checksum, which need not read the bytes on the host."""
     target_memory = ArrayMemory(2)
     before = target_memory.cells.copy()
     receiver = device_transport(target_memory, "t", 2, lambda *_: None)
@@ -172,7 +170,6 @@ def test_only_blocks_are_received_into_payload_memory() -> None:
 
 
 def test_ucx_says_whether_it_reaches_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a CUDA driver UCX reaches no device, although its transports for CUDA are installed."""
     monkeypatch.setenv("UCX_MEMTYPE_CACHE", "n")  # what it would set, so that it is set no longer than this test runs
     try:
         ctypes.CDLL("libcuda.so.1")

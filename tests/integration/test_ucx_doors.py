@@ -13,7 +13,7 @@ import pytest
 from spotwise.mesh.links.ucx_loopback import listeners
 from spotwise.wire.kv_frames import FrameKind
 from tests.integration.test_ucx_faults import GOOD, RawPeer
-from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, pair, running, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
@@ -71,10 +71,7 @@ async def test_a_frame_that_lies_about_its_payload_ends_the_link(
     kind: FrameKind, fields: dict[str, Any], epoch: int, announced: int
 ) -> None:
     """Before memory is allocated for it; the window stays for an honest push."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    raw = RawPeer(receiver)
-    async with running(sender, receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1, 2))
+    async with pair() as (sender, receiver), RawPeer.at(receiver) as (raw, link):
         tracemalloc.start()
         try:
             lie = replace(raw.frame(kind, b"", **fields), payload_bytes=announced, epoch=epoch)
@@ -90,7 +87,6 @@ async def test_a_frame_that_lies_about_its_payload_ends_the_link(
 
 
 async def test_a_link_with_endless_pushes_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link with too many uncommitted pushes is closed, which bounds the inbox."""
     monkeypatch.setattr("spotwise.mesh.links.ucx_inbox._MAX_PUSHES_OF_A_LINK", 16)
     receiver = Worker("t", 2)
     raw = RawPeer(receiver)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import struct
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -27,7 +27,7 @@ from spotwise.wire.kv_frames import (
     encode_handoff,
 )
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
-from tests.integration.ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, running, until
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, PATIENCE_S, Worker, handoff, pair, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
@@ -60,6 +60,14 @@ class RawPeer:
             payload_bytes=len(payload), payload_checksum=xxhash.xxh3_64_intdigest(payload), **shape,
         )  # fmt: skip
 
+    @classmethod
+    @asynccontextmanager
+    async def at(cls, receiver: Worker) -> AsyncIterator[tuple[RawPeer, UcxLink[KvFrame]]]:
+        """A peer of a receiver, and its link there."""
+        raw = cls(receiver)
+        async with raw.linked() as link:
+            yield raw, link
+
     @asynccontextmanager
     async def linked(self) -> AsyncIterator[UcxLink[KvFrame]]:
         self.links.listen(0)
@@ -73,61 +81,54 @@ GOOD = bytes(range(256)) * (LAYERS * CELL_BYTES // 256)
 COMMIT = encode_handoff(handoff())
 
 
-@pytest.mark.parametrize(
-    ("payload", "fields", "commit_fields", "reason"),
-    [
-        (GOOD, {}, {"chunk_total": 2}, NackReason.INCOMPLETE),
-        (GOOD, {}, {"num_blocks": 2}, NackReason.INCOMPLETE),
-        (GOOD[:100], {}, {}, NackReason.BAD_SHAPE),
-        (GOOD, {"first_layer": 1}, {}, NackReason.BAD_SHAPE),
-        (GOOD, {"first_block": 2}, {}, NackReason.BAD_SHAPE),
-    ],
-)
-async def test_a_damaged_push_is_refused_once_and_the_window_stays(
-    payload: bytes,
-    fields: dict[str, int],
-    commit_fields: dict[str, int],
-    reason: NackReason,
-) -> None:
-    """Missing chunks, shapes that do not fit: one NACK, then a good push is taken."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    raw = RawPeer(receiver)
-    before = receiver.memory.cells.copy()
-    async with running(sender, receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1, 2))
-        link.send(raw.frame(FrameKind.CHUNK, payload, **fields), payload)
-        link.send(raw.frame(FrameKind.COMMIT, COMMIT, **commit_fields), COMMIT)
+@dataclass
+class BadPush:
+    """One push: a chunk for each set of fields, and a commit; the payloads may be others than the checksums are of."""
+
+    chunks: Sequence[dict[str, int]] = ({},)
+    payload: bytes = GOOD
+    commit: bytes = COMMIT
+    commit_fields: dict[str, int] = field(default_factory=dict)
+    sent_commit: bytes | None = None
+    reason: NackReason = NackReason.BAD_SHAPE
+
+
+BAD_PUSHES = {
+    "a chunk is missing": BadPush(commit_fields={"chunk_total": 2}, reason=NackReason.INCOMPLETE),
+    "a block is missing": BadPush(commit_fields={"num_blocks": 2}, reason=NackReason.INCOMPLETE),
+    "too short a chunk": BadPush(payload=GOOD[:100]),
+    "layers too far": BadPush([{"first_layer": 1}]),
+    "blocks too far": BadPush([{"first_block": 2}]),
+    "too short a commit": BadPush(commit=COMMIT[:-1]),
+    "a commit without a level": BadPush(commit=struct.pack("!QQQd", 20, 5, 3, 1.5)),
+    "a damaged commit": BadPush(sent_commit=COMMIT[:-1] + b"\x07", reason=NackReason.BAD_CHECKSUM),
+    "a chunk twice": BadPush([{"chunk_index": 0}, {"chunk_index": 0}]),
+    "a cell twice": BadPush([{"chunk_index": 0}, {"chunk_index": 1}]),
+}
+
+
+@pytest.mark.parametrize("bad", BAD_PUSHES)
+async def test_a_damaged_push_is_refused_once_and_the_window_stays(bad: str) -> None:
+    """One NACK with its reason, and nothing is handed over; then a good push is taken."""
+    push = BAD_PUSHES[bad]
+    async with pair() as (sender, receiver), RawPeer.at(receiver) as (raw, link):
+        before = receiver.memory.cells.copy()
+        for fields in push.chunks:
+            link.send(raw.frame(FrameKind.CHUNK, push.payload, **fields), push.payload)
+        link.send(raw.frame(FrameKind.COMMIT, push.commit, **push.commit_fields), push.sent_commit or push.commit)
         await until(lambda: raw.answers)
-        assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, reason)]
-        if reason is not NackReason.INCOMPLETE:
+        assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, push.reason)]
+        if push.payload is not GOOD or any(each.keys() - {"chunk_index"} for each in push.chunks):
             assert np.array_equal(receiver.memory.cells, before)
+        assert receiver.handoffs == []
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
         assert len(raw.answers) == 1
     assert receiver.handoffs == [handoff()]
 
 
-@pytest.mark.parametrize("commit", [COMMIT[:-1], struct.pack("!QQQd", 20, 5, 3, 1.5)], ids=["too short", "no level"])
-async def test_a_commit_that_is_no_hand_off_is_refused_at_once(commit: bytes) -> None:
-    """A COMMIT that is no hand-off is refused although its checksum is right, and the window stays open."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    raw = RawPeer(receiver)
-    async with running(sender, receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1, 2))
-        link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
-        link.send(raw.frame(FrameKind.COMMIT, commit), commit)
-        await until(lambda: raw.answers)
-        assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, NackReason.BAD_SHAPE)]
-        await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
-    assert receiver.handoffs == [handoff()]
-
-
 async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> None:
-    """A damaged chunk is requested again a few times by its place and number, then the push is refused."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    raw = RawPeer(receiver)
-    before = receiver.memory.cells.copy()
-    async with running(sender, receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1, 2))
+    async with pair() as (sender, receiver), RawPeer.at(receiver) as (raw, link):
+        before = receiver.memory.cells.copy()
         for times in range(1, MAX_RESENDS + 2):
             link.send(raw.frame(FrameKind.CHUNK, GOOD, chunk_index=7), b"\xff" + GOOD[1:])
             link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT)
@@ -144,54 +145,12 @@ async def test_a_chunk_that_comes_damaged_is_asked_for_again_a_few_times() -> No
     assert receiver.handoffs == [handoff()]
 
 
-@pytest.mark.parametrize("again", [0, 1])
-async def test_a_cell_that_comes_twice_is_refused(again: int) -> None:
-    receiver = Worker("t", 2)
-    raw = RawPeer(receiver)
-    async with running(receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1,))
-        for index in (0, again):
-            link.send(raw.frame(FrameKind.CHUNK, GOOD, chunk_index=index), GOOD)
-        link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT)
-        await until(lambda: raw.answers)
-    assert [(answer.kind, answer.reason) for answer in raw.answers] == [(FrameKind.NACK, NackReason.BAD_SHAPE)]
-    assert receiver.handoffs == []
-
-
-async def test_a_commit_whose_payload_is_damaged_hands_nothing_over() -> None:
-    """All chunks are good and the hand-off itself is not: NACK, no announcement."""
-    receiver = Worker("t", 2)
-    raw = RawPeer(receiver)
-    async with running(receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1,))
-        link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
-        link.send(raw.frame(FrameKind.COMMIT, COMMIT), COMMIT[:-1] + b"\x07")
-        await until(lambda: raw.answers)
-    assert [answer.reason for answer in raw.answers] == [NackReason.BAD_CHECKSUM]
-    assert receiver.handoffs == []
-
-
 @pytest.mark.parametrize("header", [b"\xa5" * FRAME_BYTES, b"GET / HTTP/1.1\r\n\r\n", b"x" * (FRAME_BYTES + 1)])
 async def test_a_malformed_header_ends_the_link_and_frees_the_window(header: bytes) -> None:
     """Noise instead of a header, shorter or longer: the endpoint is closed, others are served on."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    raw = RawPeer(receiver)
-    async with running(sender, receiver), raw.linked() as link:
-        receiver.transport.expect("r", 1, (1, 2))
+    async with pair() as (sender, receiver), RawPeer.at(receiver) as (raw, link):
         link.send(raw.frame(FrameKind.CHUNK, GOOD), GOOD)
         link._reactor.send_tagged(link._endpoint, link._terms.sends.header_tag, header)
         await until(lambda: raw.lost)
         await sender.transport.push(receiver.target((1, 2)), handoff(), (3, 4))
-    assert receiver.handoffs == [handoff()]
-
-
-async def test_a_stranger_at_the_port_disturbs_nobody() -> None:
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    async with running(sender, receiver):
-        host, _, port = receiver.transport.address.rpartition(":")
-        _, writer = await asyncio.open_connection(host, int(port))
-        writer.write(b"GET / HTTP/1.1\r\n\r\n" * 1000)
-        receiver.transport.expect("r", 1, (1,))
-        await sender.transport.push(receiver.target((1,)), handoff(), (1,))
-        writer.close()
     assert receiver.handoffs == [handoff()]

@@ -158,7 +158,6 @@ async def test_a_peer_restarted_between_pushes_is_reconnected() -> None:
 
 
 async def test_a_sender_killed_in_the_middle_frees_the_window() -> None:
-    """The dead process's push is abandoned without a hand-off or kept state, and another worker may push."""
     gate = threading.Event()
     receiver, other = Worker("t", 1, gate), Worker("q", 3)
     async with running(receiver, other):
@@ -179,7 +178,6 @@ async def test_a_sender_killed_in_the_middle_frees_the_window() -> None:
 
 
 async def test_a_peer_that_hangs_times_out_and_is_reconnected_when_it_wakes() -> None:
-    """A stopped process costs each of its pushes the time-out; after it resumes, the next push succeeds."""
     worker = Worker("p", 1, push_timeout_s=1.0)
     blocks = tuple(range(BLOCKS))
     async with running(worker):

@@ -15,7 +15,7 @@ from spotwise.core.requests.record import KvSource
 from spotwise.mesh.links.kv_payloads import HostPayloads
 from spotwise.mesh.ports.ports import KvPush, KvTransferError
 from spotwise.wire.kv_frames import MAX_RESENDS
-from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, running, until
+from tests.integration.ucx_worker import CELL_BYTES, LAYERS, ArrayMemory, Worker, handoff, pair, running, until
 
 pytestmark = [pytest.mark.mesh, pytest.mark.paired]
 
@@ -43,10 +43,8 @@ class Damage(HostPayloads):
 @pytest.mark.parametrize("stream_bytes", [0, 4 * CELL_BYTES])
 async def test_layers_arrive_while_later_ones_are_computed(stream_bytes: int) -> None:
     """A layer's KV arrives before the next layer is computed; a chunk that is too small waits for the next."""
-    sender, receiver = Worker("p", 1, stream_bytes=stream_bytes), Worker("t", 2)
-    final = held_back(sender, SOURCE)
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED, stream_bytes=stream_bytes) as (sender, receiver):
+        final = held_back(sender, SOURCE)
         push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         for layer in range(LAYERS):
             sender.memory.cells[layer, SOURCE] = final[layer]
@@ -66,10 +64,8 @@ async def test_layers_arrive_while_later_ones_are_computed(stream_bytes: int) ->
 
 async def test_a_prompt_in_parts_leaves_in_parts() -> None:
     """Blocks that the first part filled arrive while the second is computed; cached ones before anything is."""
-    sender, receiver = Worker("p", 1), Worker("t", 2)
-    final = held_back(sender, SOURCE[1:])
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED) as (sender, receiver):
+        final = held_back(sender, SOURCE[1:])
         push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS, 1)
         await until(lambda: np.array_equal(receiver.memory.cells[:, 5], sender.memory.cells[:, 40]))
@@ -86,9 +82,7 @@ async def test_a_prompt_in_parts_leaves_in_parts() -> None:
 async def test_waiting_for_the_engine_takes_no_time() -> None:
     """A prompt may be computed for longer than a push may take; what counts begins with the commit."""
     gate = threading.Event()
-    sender, receiver = Worker("p", 1, push_timeout_s=0.3), Worker("t", 2, gate)
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED, gate, push_timeout_s=0.3) as (sender, receiver):
         gate.set()
         push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS - 1, 5)
@@ -100,20 +94,18 @@ async def test_waiting_for_the_engine_takes_no_time() -> None:
             await push.delivered()
 
 
-async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> None:
+async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cancelled push ends after the copy under way; then its blocks may be reused, and the window is free."""
-    sender, receiver = Worker("p", 1, chunk_bytes=CELL_BYTES), Worker("t", 2)
     copying, go_on = threading.Event(), threading.Event()
-    export = sender.memory.export_layers
+    export = ArrayMemory.export_layers
 
-    def slow(first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any) -> NDArray[np.uint8]:
+    def slow(*args: Any, **named: Any) -> NDArray[np.uint8]:
         copying.set()
         assert go_on.wait(30)
-        return export(first_layer, num_layers, block_ids)
+        return export(*args, **named)
 
-    sender.memory.export_layers = slow  # type: ignore[method-assign, assignment]
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    monkeypatch.setattr(ArrayMemory, "export_layers", slow)
+    async with pair(RESERVED, chunk_bytes=CELL_BYTES) as (sender, receiver):
         push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(LAYERS, 5)
         ending = asyncio.create_task(push.delivered())
@@ -124,7 +116,6 @@ async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> No
         go_on.set()
         with pytest.raises(KvTransferError, match="called off"):
             await ending
-        sender.memory.export_layers = export  # type: ignore[method-assign]
         await sender.transport.push(receiver.target(RESERVED), handoff(), (1, 2))
     assert receiver.handoffs == [handoff()]
     assert np.array_equal(receiver.memory.cells[:, (5, 4)], sender.memory.cells[:, (1, 2)])
@@ -132,9 +123,7 @@ async def test_a_push_that_is_called_off_reads_no_more_once_it_has_ended() -> No
 
 async def test_a_reservation_that_ends_ends_the_push() -> None:
     """Refused with the chunk that comes next, or at once where one came before."""
-    sender, receiver = Worker("p", 1, stream_bytes=0), Worker("t", 2)
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED, stream_bytes=0) as (sender, receiver):
         push = sender.transport.open_push(receiver.target(RESERVED), KvSource("r", 1, SOURCE, 40, 0))
         push.wrote(1, 5)
         await until(lambda: np.array_equal(receiver.memory.cells[0, RESERVED[:5]], sender.memory.cells[0, SOURCE]))
@@ -146,10 +135,7 @@ async def test_a_reservation_that_ends_ends_the_push() -> None:
 
 @pytest.mark.parametrize("damaged", [1, MAX_RESENDS])
 async def test_a_damaged_chunk_is_sent_again(damaged: int) -> None:
-    sender = Worker("p", 1, chunk_bytes=2 * CELL_BYTES, payloads=Damage(damaged))
-    receiver = Worker("t", 2)
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED, chunk_bytes=2 * CELL_BYTES, payloads=Damage(damaged)) as (sender, receiver):
         report = await sender.transport.push(receiver.target(RESERVED), handoff(), SOURCE)
     assert np.array_equal(receiver.memory.cells[:, RESERVED[:5]], sender.memory.cells[:, SOURCE])
     assert receiver.handoffs == [handoff()]
@@ -157,12 +143,9 @@ async def test_a_damaged_chunk_is_sent_again(damaged: int) -> None:
 
 
 async def test_a_link_that_damages_everything_is_given_up() -> None:
-    """A push over a link that damages every chunk fails with its reason, and the next push finds the window open."""
     payloads = Damage(1000)
-    sender, receiver = Worker("p", 1, payloads=payloads), Worker("t", 2)
-    before = receiver.memory.cells.copy()
-    async with running(sender, receiver):
-        receiver.transport.expect("r", 1, RESERVED)
+    async with pair(RESERVED, payloads=payloads) as (sender, receiver):
+        before = receiver.memory.cells.copy()
         with pytest.raises(KvTransferError, match="arrived damaged"):
             await sender.transport.push(receiver.target(RESERVED), handoff(), SOURCE)
         assert np.array_equal(receiver.memory.cells, before)

@@ -88,6 +88,17 @@ async def running(*workers: Worker) -> AsyncIterator[None]:
             await worker.transport.close()
 
 
+@asynccontextmanager
+async def pair(
+    reserved: tuple[int, ...] = (1, 2), gate: threading.Event | None = None, **sending: Any
+) -> AsyncIterator[tuple[Worker, Worker]]:
+    """A sender with these settings, and a receiver that has reserved blocks for the first attempt of `r`."""
+    sender, receiver = Worker("p", 1, **sending), Worker("t", 2, gate)
+    async with running(sender, receiver):
+        receiver.transport.expect("r", 1, reserved)
+        yield sender, receiver
+
+
 async def until(true: Callable[[], object]) -> None:
     while not true():  # noqa: ASYNC110 - what is waited for has no event
         await asyncio.sleep(0.005)

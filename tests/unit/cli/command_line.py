@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 
@@ -13,8 +14,6 @@ from spotwise.cli import __main__ as program
 
 @dataclass(frozen=True)
 class Ended:
-    """Exit status and output of a command."""
-
     status: int
     stdout: str
     stderr: str
@@ -22,6 +21,20 @@ class Ended:
 
 #: Runs `spotwise` with these arguments.
 CommandLine = Callable[..., Ended]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a command that succeeded printed, in one line, and the document that it wrote."""
+
+    text: str
+    document: Any
+
+
+#: Runs a command, given as one text in which `@name` is a file of the test's folder, with `--json`; it succeeds.
+ReportOf = Callable[[str], Report]
+#: Runs a command, given likewise, that is refused with status 2; returns its error, in one line.
+RefusalOf = Callable[[str], str]
 
 
 def command_line(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> CommandLine:

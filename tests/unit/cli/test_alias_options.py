@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.model_options import aliases_option, require_aliases
-from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import common_env, gateway_env
+from tests.unit.cli.builders import mesh_options
 
-OPTIONS = MeshOptions(name="m", model_folder=Path("/models/m"), model_name="m")
+OPTIONS = mesh_options()
 
 
 def test_aliases_are_those_of_the_options_or_else_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,51 +3,40 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.fakes.http_servers import QuietHandler, answering
 from tests.unit.cli.command_line import CommandLine
 
 KEY = "secret"
 
 
-class Handler(BaseHTTPRequestHandler):
+class Handler(QuietHandler):
     """A gateway that streams two tokens to clients with the key."""
 
-    def log_message(self, *_: object) -> None:
-        pass
-
-    def do_GET(self) -> None:
+    def get(self) -> None:
         self._answer(b'{"data": [{"id": "tiny"}]}')
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+    def post(self) -> None:
+        self.body()
         events: list[dict[str, Any]] = [{"choices": [{"text": "a"}]}, {"choices": [{"text": "b"}]}]
         events.append({"choices": [], "usage": {"completion_tokens": 2}})
         self._answer(b"".join(b"data: " + json.dumps(event).encode() + b"\n\n" for event in events))
 
     def _answer(self, content: bytes) -> None:
         known = self.headers["Authorization"] == f"Bearer {KEY}" and self.path in ("/v1/models", "/v1/completions")
-        self.send_response(200 if known else 401)
-        self.send_header("Content-Length", str(len(content)))
-        self.end_headers()
-        self.wfile.write(content)
+        self.answer(200 if known else 401, content)
 
 
 @pytest.fixture
 def gateway_url() -> Iterator[str]:
-    """The URL on which the server listens."""
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), Handler)) as url:
+        yield url
 
 
 @pytest.mark.parametrize("suffix", ["", "/", "/v1", "/v1/"])
@@ -64,7 +53,6 @@ def test_a_mesh_with_keys_can_be_measured(
 
 
 def test_without_the_key_the_refusal_is_reported(spotwise: CommandLine, gateway_url: str) -> None:
-    """Exit status 1 and one line."""
     ended = spotwise("bench", "load", "--url", gateway_url, "--streams", "1")
     assert ended.status == 1
     assert "401" in ended.stderr

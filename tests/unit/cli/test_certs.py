@@ -11,7 +11,6 @@ from tests.unit.cli.command_line import CommandLine
 
 @pytest.fixture
 def folder(spotwise: CommandLine, tmp_path: Path) -> Path:
-    """A folder with the credentials of all roles."""
     made = tmp_path / "certs"
     ended = spotwise("certs", "init", "--folder", str(made), "--nats-host", "broker", "--redis-host", "10.0.0.2")
     assert ended.status == 0, ended.stderr
@@ -42,7 +41,6 @@ def test_certificates_are_listed_and_renewed(spotwise: CommandLine, folder: Path
 
 
 def test_wrong_uses_are_one_line(spotwise: CommandLine, folder: Path, tmp_path: Path) -> None:
-    """A second `init`, an id that is no id and a folder without a CA are refused."""
     again = spotwise("certs", "init", "--folder", str(folder), "--nats-host", "a", "--redis-host", "b")
     assert (again.status, "has a CA already" in again.stderr) == (1, True)
     wrong = spotwise("certs", "issue", "worker", "--id", "a.b", "--folder", str(folder))

@@ -11,13 +11,11 @@ def entry(stage: str, at_s: float, member: str = "w", epoch: int = 1, **facts: s
 
 
 def rows(*entries: LedgerEntry) -> list[list[str]]:
-    """The cells of each row."""
     table = _table("r", [*entries])
     return [list(cells) for cells in zip(*(column._cells for column in table.columns), strict=True)]  # type: ignore[misc]
 
 
 def test_each_thing_that_happened_is_a_row() -> None:
-    """Each ledger entry is a row with its time since the first and its facts."""
     reported = rows(entry("prefilled", 10.0, prefill_s=0.25, prompt_tokens=7), entry("failed", 10.5, reason="no luck"))
     assert reported == [
         ["+0.0 ms", "1", "prefilled", "w", "prefill: 250.0 ms\nprompt tokens: 7"],

@@ -61,7 +61,6 @@ def shown(view: FleetView, *, gone: bool = False) -> str:
 
 
 def row(text: str, first: str) -> list[str]:
-    """The cells of the row that begins so."""
     (line,) = (line for line in text.splitlines() if line.startswith(f"│ {first} "))
     return [cell.strip() for cell in line.strip("│").split("│")]
 
@@ -117,8 +116,6 @@ def test_a_provider_that_does_not_list_is_named() -> None:
 
 
 def answered_with(view: FleetView, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the planner answer so."""
-
     async def ask(url: str) -> FleetView:
         return view
 
@@ -139,9 +136,3 @@ def test_without_a_provider_the_reason_is_the_error(spotwise: CommandLine, monke
     ended = spotwise("fleet", "--nats-url", "nats://h:4222")
     assert (ended.status, ended.stdout) == (1, "")
     assert "the planner has no fleet file" in ended.stderr
-
-
-def test_without_a_mesh_it_is_said(spotwise: CommandLine) -> None:
-    ended = spotwise("fleet")
-    assert ended.status == 1
-    assert "no mesh named 'default' runs here" in ended.stderr

@@ -9,26 +9,16 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
 import typer
 from typer.core import TyperGroup
 from typer.main import get_command
 from typer.testing import CliRunner
 
 from spotwise.cli import __main__ as program
-from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.supervision.run_state import RunState, write_state
+from spotwise.cli.launch.supervision.run_state import write_state
 from spotwise.cli.lazy_group import lazy_group
-from spotwise.mesh.embedded.child_process import ProcessIdentity
-
-HEAVY = (
-    "torch",
-    "transformers",
-    "scipy",
-    "matplotlib",
-    "spotwise.simulator",
-    "spotwise.benchmarks",
-    "spotwise.studies",
-)
+from tests.unit.cli.builders import run_state
 
 
 def app_of(places: dict[str, str]) -> typer.Typer:
@@ -39,18 +29,6 @@ def app_of(places: dict[str, str]) -> typer.Typer:
         """Some commands."""
 
     return app
-
-
-def test_a_small_command_imports_nothing_heavy() -> None:
-    """`spotwise drain --help` answers at once: no tensor library, no simulator."""
-    run = (
-        "import sys; from spotwise.cli.__main__ import app\n"
-        "try: app(['drain', '--help'])\n"
-        f"finally: sys.stderr.write(','.join(set(sys.modules) & set({HEAVY!r})))"
-    )
-    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=False)
-    assert "--deadline" in done.stdout
-    assert done.stderr == ""
 
 
 def test_help_names_the_commands_in_their_order() -> None:
@@ -89,26 +67,26 @@ def test_help_of_all_commands_says_what_each_says_of_itself() -> None:
         assert " ".join(command.help.split()) == text
 
 
-#: What takes long to import, and what neither a list of commands nor a command without a mesh needs.
-ONLY_WITH_A_MESH = {
-    "cryptography",
-    "grpc",
-    "httpx",
-    "nats",
-    "numpy",
-    "opentelemetry",
-    "redis",
+#: What computes, and takes long to import.
+HEAVY = {
+    "matplotlib",
     "scipy",
+    "spotwise.benchmarks",
+    "spotwise.simulator",
+    "spotwise.studies",
     "torch",
     "transformers",
 }
+#: What neither a list of commands nor a command without a mesh needs.
+ONLY_WITH_A_MESH = HEAVY | {"cryptography", "grpc", "httpx", "nats", "numpy", "opentelemetry", "redis"}
 
 
 def imported_by(*arguments: str, home: Path) -> tuple[set[str], str]:
-    """Run the program in a new process; returns the packages that it imported, and what it wrote."""
+    """Run the program in a new process; returns what it imported, other programs by their packages, and what it wrote."""
     code = (
         f"import sys\nfrom spotwise.cli import __main__ as program\nsys.argv = ['spotwise', *{arguments!r}]\n"
-        "try:\n    program.main()\nfinally:\n    print('modules', *{name.partition('.')[0] for name in sys.modules})\n"
+        "try:\n    program.main()\nfinally:\n"
+        "    print('modules', *{name if name.startswith('spotwise') else name.partition('.')[0] for name in sys.modules})\n"
     )
     environ = {**os.environ, "SPOTWISE_HOME": str(home)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, env=environ)
@@ -117,16 +95,20 @@ def imported_by(*arguments: str, home: Path) -> tuple[set[str], str]:
     return set(modules.split()), written + done.stderr
 
 
-def test_help_imports_nothing_that_takes_long(tmp_path: Path) -> None:
-    imported, written = imported_by("--help", home=tmp_path)
-    assert "simulate" in written
-    assert not (ONLY_WITH_A_MESH | {"asyncio", "pydantic", "structlog"}) & imported
-
-
-def test_status_without_a_mesh_imports_no_client_of_one(tmp_path: Path) -> None:
-    imported, written = imported_by("status", home=tmp_path)
-    assert "no mesh named 'default' runs here" in written
-    assert not ONLY_WITH_A_MESH & imported
+@pytest.mark.parametrize(
+    ("arguments", "said", "left_out"),
+    [
+        ("--help", "simulate", ONLY_WITH_A_MESH | {"asyncio", "pydantic", "structlog"}),
+        ("drain --help", "--deadline", HEAVY),
+        ("status", "no mesh named 'default' runs here", ONLY_WITH_A_MESH),
+    ],
+)
+def test_a_command_imports_nothing_that_it_does_not_need(
+    tmp_path: Path, arguments: str, said: str, left_out: set[str]
+) -> None:
+    imported, written = imported_by(*arguments.split(), home=tmp_path)
+    assert said in written
+    assert not left_out & imported
 
 
 def test_what_shows_members_imports_neither_messages_nor_plans() -> None:
@@ -152,16 +134,7 @@ def test_status_of_a_mesh_imports_no_engine_and_no_arrays(tmp_path: Path) -> Non
         threading.Thread(target=store.serve_forever, daemon=True).start()
         folder = tmp_path / "run" / "default"
         folder.mkdir(parents=True)
-        state = RunState(
-            supervisor=ProcessIdentity(1, 1),
-            ready=True,
-            options=MeshOptions(name="default", model_folder=Path("/m"), model_name="m"),
-            nats_url="nats://127.0.0.1:1",
-            redis_url=f"redis://127.0.0.1:{store.server_address[1]}/0",
-            started_unix_s=0.0,
-            services={},
-        )
-        write_state(folder / "state.json", state)
+        write_state(folder / "state.json", run_state(redis_url=f"redis://127.0.0.1:{store.server_address[1]}/0"))
         imported, written = imported_by("status", home=tmp_path)
         store.shutdown()
     assert "this user may do nothing" in written

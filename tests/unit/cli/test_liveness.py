@@ -33,19 +33,16 @@ def test_all_silent_is_no_hang() -> None:
 
 
 def test_a_pause_of_the_supervisor_starts_the_wait_anew() -> None:
-    """After a pause of the supervisor every member seems silent for long, so the wait starts anew."""
     assert silent_for(20, others=True, gap_at=10) == {}
     assert silent_for(26, others=True, gap_at=10) == {"token-0": 7}
 
 
 def test_an_unknown_state_restarts_the_wait() -> None:
-    """An unreachable store is no sign that members are dead, so the wait starts anew."""
     assert silent_for(20, others=True, unknown_at=10) == {}
     assert silent_for(25, others=True, unknown_at=10) == {"token-0": 7}
 
 
 def test_a_new_process_has_its_own_time() -> None:
-    """A new process has the whole time limit, also under the id of one that hung."""
     signs = SignsOfLife(LIMIT_S)
     signs.look({"token-0": (7, True), "prompt-0": (8, True)}, 0.0)
     for second in range(1, 16):

@@ -27,7 +27,6 @@ os.write(1, b"line %d\\n" % int(sys.argv[1]))
 
 
 def files(path: Path) -> list[Path]:
-    """The files of a log, the oldest first."""
     copies = [path.with_name(f"{path.name}.{number}") for number in range(9, 0, -1)]
     return [each for each in (*copies, path) if each.exists()]
 

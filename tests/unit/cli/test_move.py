@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
+
 from spotwise.cli.move import choices_to_move, order_moves, running_choices
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
@@ -21,25 +23,27 @@ def entry(stage: str, member: str = "gateway-0", choice: str = "r", epoch: int =
 ASSIGNED = entry("assigned", "scheduler-0", prompt_worker="prompt-0", token_worker="token-0")
 
 
-def test_a_request_in_place_is_where_it_was_assigned() -> None:
-    assert running_choices([ASSIGNED]) == {"r": (1, "token-0")}
+AGAIN = entry("assigned", "scheduler-0", epoch=2, prompt_worker="prompt-0", token_worker="token-1")
+OTHER = entry("assigned", "scheduler-0", "r#1", prompt_worker="prompt-0", token_worker="token-1")
+MOVED = [entry("kv_received", "token-0"), entry("moved", "token-0"), entry("kv_received", "token-1")]
 
 
-def test_a_request_that_moved_is_where_its_kv_arrived_last() -> None:
-    ledger = [ASSIGNED, entry("kv_received", "token-0"), entry("moved", "token-0"), entry("kv_received", "token-1")]
-    assert running_choices(ledger) == {"r": (1, "token-1")}
-
-
-def test_what_has_ended_or_lost_its_attempt_runs_nowhere() -> None:
-    again = entry("assigned", "scheduler-0", epoch=2, prompt_worker="prompt-0", token_worker="token-1")
-    assert running_choices([ASSIGNED, entry("completed")]) == {}
-    assert running_choices([ASSIGNED, entry("attempt_lost")]) == {}
-    assert running_choices([ASSIGNED, entry("attempt_lost"), again]) == {"r": (2, "token-1")}
-
-
-def test_each_choice_runs_by_itself() -> None:
-    other = entry("assigned", "scheduler-0", "r#1", prompt_worker="prompt-0", token_worker="token-1")
-    assert running_choices([ASSIGNED, other]) == {"r": (1, "token-0"), "r#1": (1, "token-1")}
+@pytest.mark.parametrize(
+    ("later", "running"),
+    [
+        ([], {"r": (1, "token-0")}),
+        (MOVED, {"r": (1, "token-1")}),
+        ([entry("completed")], {}),
+        ([entry("attempt_lost")], {}),
+        ([entry("attempt_lost"), AGAIN], {"r": (2, "token-1")}),
+        ([OTHER], {"r": (1, "token-0"), "r#1": (1, "token-1")}),
+    ],
+    ids=["in place", "moved", "ended", "lost", "assigned again", "two choices"],
+)
+def test_a_choice_runs_where_it_was_assigned_or_its_kv_arrived_last(
+    later: list[LedgerEntry], running: dict[str, tuple[int, str]]
+) -> None:
+    assert running_choices([ASSIGNED, *later]) == running
 
 
 def test_a_request_that_has_just_begun_is_found_once_its_ledger_is_written() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.given_options import parse_size
-from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import cache_folder, run_folder
+from tests.unit.cli.builders import mesh_options
 
 
 @pytest.mark.parametrize(
@@ -45,12 +45,7 @@ def test_what_is_no_size_is_refused_with_the_option_and_an_example(text: str) ->
 )
 def test_the_url_is_one_that_a_client_here_can_reach(host: str, url: str) -> None:
     """An address that means 'all interfaces' is none to connect to."""
-    assert MeshOptions(name="default", model_folder=Path("/m"), model_name="m", host=host).url == url
-
-
-def test_options_survive_the_way_to_a_detached_supervisor() -> None:
-    options = MeshOptions(name="b", model_folder=Path("/m"), model_name="m", kv_cache_bytes=7, nats_url="nats://h:1")
-    assert MeshOptions.model_validate_json(options.model_dump_json()) == options
+    assert mesh_options(host=host).url == url
 
 
 @pytest.mark.parametrize("name", ["", "../up", "a/b", ".hidden", "a b", "x" * 65])
@@ -76,7 +71,6 @@ def test_folders_follow_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 
 def test_a_name_is_held_by_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The second claim fails with what to do; after the first ends, it succeeds."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path))
     folder = run_folder("a")
     with folder.claimed(), pytest.raises(CommandError, match="spotwise down --name a"), run_folder("a").claimed():

@@ -24,7 +24,7 @@ from spotwise.wire import subjects
 from spotwise.wire.codec import encode
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
-from tests.unit.cli.command_line import CommandLine
+from tests.unit.cli.command_line import RefusalOf
 from tests.unit.core.builders import worker_member
 from tests.unit.migration_planner.test_planner import planning
 from tests.unit.migration_planner.test_reshape import two_devices
@@ -37,8 +37,6 @@ ORDER = m.ReshapeMesh(ParallelConfig(1, 2, 1))
 
 
 class Screen:
-    """A console, and what it shows."""
-
     def __init__(self, *, terminal: bool = False) -> None:
         self._written = io.StringIO()
         self.console = Console(file=self._written, width=160, force_terminal=terminal, highlight=False)
@@ -63,7 +61,6 @@ async def answering(reply: m.Message | None) -> AsyncIterator[MemoryBus]:
 
 
 async def stored(deployment: PlannedDeployment | None) -> MemoryStore:
-    """A store with this plan."""
     store = MemoryStore()
     await store.hold_term(subjects.PLANNER, "planner/1", 1, 60.0)
     assert await store.put_plan("planner/1", Plan(1, 7, 1, deployment=deployment))
@@ -112,7 +109,6 @@ async def test_a_dry_run_shows_the_plan_and_ends() -> None:
 async def test_what_fails_is_said_in_one_line(
     reply: m.Message | None, deployment: PlannedDeployment | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And ends with status 1."""
     monkeypatch.setattr(command, "_REPLY_TIMEOUT_S", 0.05)
     store = await stored(deployment)
     async with answering(reply) as bus:
@@ -166,8 +162,5 @@ def test_shapes_are_read_as_they_are_written() -> None:
             parse_shape(wrong)
 
 
-def test_without_a_mesh_it_ends_with_one_line(spotwise: CommandLine) -> None:
-    ended = spotwise("reshape", "1,2,1")
-    assert ended.status == 1
-    assert "no mesh named 'default' runs here" in ended.stderr
-    assert spotwise("reshape", "1,2").status == 2
+def test_a_wrong_shape_is_a_wrong_option(refusal_of: RefusalOf) -> None:
+    assert "CONFIG" in refusal_of("reshape 1,2")

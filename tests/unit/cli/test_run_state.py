@@ -8,32 +8,19 @@ from pathlib import Path
 import pytest
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, read_state, write_state
 from spotwise.mesh.embedded.child_process import ProcessIdentity
+from tests.unit.cli.builders import run_state
 
 
 def make_state() -> RunState:
-    return RunState(
-        supervisor=ProcessIdentity(10, 1000),
-        ready=True,
-        options=MeshOptions(name="default", model_folder=Path("/m"), model_name="m"),
-        nats_url="nats://127.0.0.1:1",
-        redis_url="redis://127.0.0.1:2/0",
-        started_unix_s=3.5,
+    return run_state(
         services={
             "token-0": RecordedService(state=ServiceState.HEALTHY, process=ProcessIdentity(11, 1001), restarts=2),
             "prompt-0": RecordedService(state=ServiceState.LEFT),
-        },
+        }
     )
-
-
-def test_what_is_written_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "state.json"
-    write_state(path, make_state())
-    assert read_state(path) == make_state()
-    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_only_its_owner_reads_it(tmp_path: Path) -> None:
@@ -61,7 +48,6 @@ def test_a_record_that_cannot_be_written_leaves_the_old_one(tmp_path: Path, monk
 
 
 def test_the_folder_of_a_mesh_is_its_owners(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The folders are accessible to their owner only, and a home that cannot be written is refused with a remedy."""
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
     folder = run_folder("here")
     folder.logs_folder.mkdir(parents=True, mode=0o755)

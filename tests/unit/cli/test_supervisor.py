@@ -7,13 +7,13 @@ import io
 import itertools
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from spotwise.cli.errors import CommandError
-from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import StopOrder
 from spotwise.cli.launch.supervision import liveness, state_file, supervised_process
 from spotwise.cli.launch.supervision.run_state import RunState, read_state, write_state
@@ -23,6 +23,7 @@ from spotwise.cli.launch.supervision.supervised_process import RestartLimit, Sup
 from spotwise.cli.launch.supervision.supervisor import Supervisor
 from spotwise.cli.report import Report
 from spotwise.mesh.embedded.child_process import ChildProcess, ProcessIdentity, is_alive, start_child
+from tests.unit.cli.builders import run_state
 
 
 def test_restarts_come_ever_more_slowly_and_become_too_many() -> None:
@@ -94,15 +95,7 @@ class World:
             )
             for number in range(others)
         ]
-        self.state = RunState(
-            supervisor=ProcessIdentity(os.getpid(), 0),
-            ready=False,
-            options=MeshOptions(name="default", model_folder=folder, model_name="m"),
-            nats_url="",
-            redis_url="",
-            started_unix_s=0.0,
-            services={},
-        )
+        self.state = run_state(supervisor=ProcessIdentity(os.getpid(), 0), ready=False)
 
     def shows_life(self, pid: int) -> bool:
         return pid not in self.silent
@@ -119,28 +112,29 @@ class World:
 
         self.process._start = counted
 
-    def run(self, on_ready_signal: signal.Signals | None = None) -> int:
-        """Supervise until the end; a signal may come to this process, or the first child be killed, once all is up."""
+    def run(self, on_ready: Callable[[], None]) -> int:
+        """Supervise until the end, and do this once all is up."""
 
-        def on_ready() -> None:
+        def ready() -> None:
             recorded = read_state(self.state_path)
             assert recorded is not None
             assert recorded.ready
-            if on_ready_signal is None:
-                os.kill(self.children[0].pid, signal.SIGKILL)
-            else:
-                os.kill(os.getpid(), on_ready_signal)
+            on_ready()
 
         report = Report(Console(file=self.output, width=200))
         with StopSignals() as signals:
-            return Supervisor(self.processes, self.state, self.state_path, signals, report, verbose=False).run(on_ready)
+            return Supervisor(self.processes, self.state, self.state_path, signals, report, verbose=False).run(ready)
+
+    def run_and_kill(self) -> int:
+        """Supervise until the end, the first child being killed once all is up."""
+        return self.run(lambda: os.kill(self.children[0].pid, signal.SIGKILL))
 
 
 def test_a_process_that_dies_again_and_again_ends_the_mesh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After five restarts: exit status 1, its log's end, nothing left, no record."""
     monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "echo out of luck; exit 7"])
-    assert world.run() == 1
+    assert world.run_and_kill() == 1
     assert len(world.children) == 6
     assert "worker keeps dying (exit status 7)" in world.output.getvalue()
     assert "out of luck" in world.output.getvalue()
@@ -155,7 +149,7 @@ def test_what_the_mesh_can_do_without_never_ends_it(
     monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], is_essential=is_essential, others=others)
     world.stop_after(9)
-    assert world.run() == 0
+    assert world.run_and_kill() == 0
     assert len(world.children) == 9
     assert "died (exit status 7) again and again; the mesh continues without it" in world.output.getvalue()
 
@@ -172,11 +166,10 @@ def test_a_service_with_another_process_does_not_end_the_mesh(
     monkeypatch.setattr(supervised_process, "FIRST_DELAY_S", 0.001)
     world = World(tmp_path, ["sleep 600", "exit 7"], others=1, order=StopOrder.CONTROL, services=services)
     world.stop_after(9)
-    assert world.run() == status
+    assert world.run_and_kill() == status
 
 
 def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that gives no sign of life while another one does is ended and started again."""
     monkeypatch.setattr(liveness, "_PERIOD_S", 0.02)
     world = World(tmp_path, ["exec sleep 600"], others=1)
     world.state.options = world.state.options.model_copy(update={"hang_timeout_s": 0.2})
@@ -186,12 +179,7 @@ def test_a_process_that_hangs_is_replaced(tmp_path: Path, monkeypatch: pytest.Mo
         os.kill(world.children[0].pid, signal.SIGSTOP)
         world.silent.add(world.children[0].pid)
 
-    with StopSignals() as signals:
-        report = Report(Console(file=world.output, width=200))
-        assert (
-            Supervisor(world.processes, world.state, world.state_path, signals, report, verbose=False).run(on_ready)
-            == 0
-        )
+    assert world.run(on_ready) == 0
     assert world.children[0].exit_code() == -signal.SIGKILL
     assert len(world.children) == 2
     assert "worker has shown no activity for 0.2 s" in world.output.getvalue()
@@ -214,7 +202,7 @@ def test_a_full_disk_is_reported_once_and_ends_nothing(tmp_path: Path, monkeypat
             os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(state_file, "write_state", write)
-    assert world.run() == 0
+    assert world.run_and_kill() == 0
     assert world.output.getvalue().count("cannot be written (No space left on device)") == 1
     assert "is written again" in world.output.getvalue()
     assert written[-1].services["worker"].restarts == 1
@@ -229,7 +217,7 @@ def test_a_disk_that_is_full_at_the_start_is_an_error(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(state_file, "write_state", write)
     with pytest.raises(CommandError, match="No space left on device; free some space"):
-        world.run()
+        world.run_and_kill()
     assert not is_alive(world.children[0].identity)
 
 
@@ -238,7 +226,7 @@ def test_each_signal_stops_the_mesh_in_order(number: signal.Signals, tmp_path: P
     """Exit status 0, nothing left, no record; afterwards the signal means what it meant before."""
     before = signal.getsignal(number)
     world = World(tmp_path, ["exec sleep 600"])
-    assert world.run(number) == 0
+    assert world.run(lambda: os.kill(os.getpid(), number)) == 0
     assert world.children[0].exit_code() == -signal.SIGTERM
     assert not is_alive(world.children[0].identity)
     assert not world.state_path.exists()
@@ -252,10 +240,8 @@ def test_an_unexpected_error_leaves_nothing_running(tmp_path: Path) -> None:
     def fail() -> None:
         raise RuntimeError("a defect")
 
-    with StopSignals() as signals, pytest.raises(RuntimeError, match="a defect"):
-        Supervisor(
-            [world.process], world.state, world.state_path, signals, Report(Console(file=world.output)), verbose=False
-        ).run(fail)
+    with pytest.raises(RuntimeError, match="a defect"):
+        world.run(fail)
     assert not is_alive(world.children[0].identity)
 
 
@@ -284,7 +270,6 @@ def test_a_broken_pipe_silences_the_report_and_nothing_else() -> None:
 
 
 def test_the_end_of_a_log_is_its_last_lines(tmp_path: Path) -> None:
-    """The tail is read of a long log, and is empty without a log."""
     path = tmp_path / "log"
     assert log_tail(path) == []
     path.write_text("".join(f"line {number}\n" for number in range(100_000)))
@@ -311,12 +296,11 @@ def test_a_services_reason_for_not_serving_is_read(line: str, reason: str | None
 
 
 def test_a_start_that_one_service_refuses_is_explained_in_one_line(tmp_path: Path) -> None:
-    """A start that one service refuses is explained by that service's own reason, not its log."""
     world = World(
         tmp_path, ["echo more; echo \"[error] cannot_serve  error='no tensor x' member=worker\"; sleep 0.1; exit 1"]
     )
     world.process._is_healthy = lambda _pid: False
-    assert world.run() == 1
+    assert world.run_and_kill() == 1
     assert [line for line in world.output.getvalue().splitlines() if line] == [
         "error: worker cannot serve: no tensor x"
     ]

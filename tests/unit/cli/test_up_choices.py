@@ -1,4 +1,4 @@
-"""What `spotwise up` makes of what was not named, and what it warns of."""
+"""What `spotwise up` makes of what was named and what was not, and what it warns of."""
 
 from __future__ import annotations
 
@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from spotwise.cli.errors import OptionError
+from spotwise.cli.launch import model_options
 from spotwise.cli.launch.gateway_options import require_keys
-from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.worker_options import PoolOptions, planned_pools
+from spotwise.cli.launch.model_options import require_device
+from spotwise.cli.launch.options import GroupShape, MeshOptions, WorkerPools
+from spotwise.cli.launch.worker_options import PoolOptions, parse_parallel, planned_pools
 from spotwise.cli.report import public_access_warning
+from tests.unit.cli.builders import mesh_options
+from tests.unit.cli.command_line import CommandLine
 
 
 @pytest.mark.parametrize(
@@ -34,27 +38,23 @@ def test_pools_that_were_not_named(named: dict[str, int], expected: tuple[int, i
 
 
 def options(host: str) -> MeshOptions:
-    """Return the options of a mesh whose gateway listens on the host."""
-    return MeshOptions(
-        name="default", model_folder=Path("/m"), model_name="m", host=host, port=8000, allow_anonymous=True
-    )
+    return mesh_options(host=host, port=8000, allow_anonymous=True)
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
+@pytest.mark.parametrize(
+    "host", ["0.0.0.0", "::", "192.0.2.7", "example.org", "127.0.0.1", "localhost", "::1", "127.8.8.8"]
+)
 def test_a_public_gateway_without_keys_gets_a_warning(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A public gateway without keys gets a warning with the risk and the remedy, and none with keys."""
+    """With the risk and the remedy; not one of this machine alone."""
     monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     warning = public_access_warning(options(host))
+    if host.startswith("127.") or host in ("localhost", "::1"):
+        assert warning is None
+        return
     assert warning is not None
     assert "any client that reaches port 8000" in warning
     assert "SPOTWISE_API_KEYS" in warning
     monkeypatch.setenv("SPOTWISE_API_KEYS", "key")
-    assert public_access_warning(options(host)) is None
-
-
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "127.8.8.8"])
-def test_a_gateway_of_this_machine_alone_needs_no_keys(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SPOTWISE_API_KEYS", raising=False)
     assert public_access_warning(options(host)) is None
 
 
@@ -89,3 +89,75 @@ def test_a_gateway_that_any_client_could_use_is_refused(
         return
     with pytest.raises(OptionError, match=rf"--host {host}.*SPOTWISE_API_KEYS.*keys create.*--allow-anonymous"):
         require_keys(host, **arguments)
+
+
+def pools(prompt: int = 0, token: int = 0, mixed: int = 0, **shapes: GroupShape) -> WorkerPools:
+    return WorkerPools.model_validate(
+        {"prompt_workers": prompt, "token_workers": token, "mixed_workers": mixed, **shapes}
+    )
+
+
+def shape(stages: int, shards: int) -> GroupShape:
+    return GroupShape(stages=stages, shards=shards)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("1,2,3", pools(mixed=1, mixed_shape=shape(2, 3))),
+        ("1,1,3+1,2,1", pools(prompt=1, token=1, prompt_shape=shape(1, 3), token_shape=shape(2, 1))),
+        ("2+4,1,3", pools(prompt=2, token=4, prompt_shape=shape(1, 3), token_shape=shape(1, 3))),
+        (" 1, 2, 1 ", pools(mixed=1, mixed_shape=shape(2, 1))),
+    ],
+)
+def test_pools_have_shapes(text: str, expected: WorkerPools) -> None:
+    assert parse_parallel(text) == expected
+
+
+@pytest.mark.parametrize("text", ["", "2", "1,2", "0,1,1", "1,1,3,8", "1,1,3+1", "a,b,c", "1,1,3+1,2,1+1,1,1"])
+def test_a_parallel_option_of_another_form_is_refused_with_an_example(text: str) -> None:
+    """A batch size too: each worker has its own setting."""
+    with pytest.raises(OptionError, match=r"--parallel: .*for instance 1,2,3"):
+        parse_parallel(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "message"),
+    [
+        ("cuda", 0, "torch sees no CUDA device here; use --device cpu"),
+        ("cuda:1", 0, "torch sees no CUDA device here"),
+        ("cuda:2", 2, "there are 2 CUDA devices here, cuda:0 to cuda:1"),
+    ],
+)
+def test_a_device_that_is_not_there_is_refused(
+    name: str, count: int, message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(model_options, "_cuda_devices", lambda: count)
+    with pytest.raises(OptionError, match=message) as error:
+        require_device(name)
+    assert str(error.value).startswith(f"--device {name}: ")
+    assert error.value.exit_status == 2
+
+
+@pytest.mark.parametrize(("name", "count"), [("cpu", 0), ("auto", 0), ("cuda", 1), ("cuda:0", 1), ("cuda:7", 8)])
+def test_a_device_that_is_there_is_taken(name: str, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_options, "_cuda_devices", lambda: count)
+    require_device(name)
+
+
+def test_torch_counts_the_devices_and_a_machine_without_torch_has_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A broken installation would not compute on a GPU either."""
+    monkeypatch.setattr(model_options, "_COUNT", ("-c", "print(3)"))
+    assert model_options._cuda_devices() == 3
+    monkeypatch.setattr(model_options, "_COUNT", ("-c", "raise ImportError"))
+    assert model_options._cuda_devices() == 0
+
+
+def test_up_refuses_it_before_a_model_is_looked_for(spotwise: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit status 2 and one line; nothing was started, and simulated workers need no model_options."""
+    monkeypatch.setattr(model_options, "_cuda_devices", lambda: 0)
+    ended = spotwise("up", "--device", "cuda")
+    assert (ended.status, ended.stdout) == (2, "")
+    assert ended.stderr.startswith("error: --device cuda: torch sees no CUDA device here")
+    ended = spotwise("up", "--device", "cuda", "--engine", "simulated", "--model", "/no/such/folder")
+    assert "no model" in ended.stderr

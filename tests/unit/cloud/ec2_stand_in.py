@@ -9,6 +9,7 @@ there were, and an exception of RunInstances.
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
@@ -20,7 +21,6 @@ NO_ROOM = "InsufficientInstanceCapacity"
 
 
 def error(code: str, action: str = "RunInstances", message: str = "as EC2 says it", status: int = 400) -> ClientError:
-    """Return the exception that boto3 raises for an EC2 error."""
     response = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
     return ClientError(response, action)
 
@@ -33,6 +33,7 @@ class Ec2StandIn:
         types: that there are.
         calls: actions called, with their parameters.
         failing: what an action raises instead, once for each.
+        then: what happens before an action is answered; it may change the answer, raise or wait.
         hidden: whether instances do not show yet in descriptions.
         prices: the market's: Unix time and dollars an hour of each type and zone. moto's are those of one day.
     """
@@ -42,6 +43,7 @@ class Ec2StandIn:
         self.types = types
         self.calls: list[tuple[str, dict[str, Any]]] = []
         self.failing: list[tuple[str, Exception]] = []
+        self.then: dict[str, Callable[[dict[str, Any]], object]] = {}
         self.hidden = False
         self.prices: dict[tuple[str, str], tuple[float, float]] = {}
         self._moto = moto
@@ -72,7 +74,7 @@ class Ec2StandIn:
             if overrides and len(instances) < wanted:
                 errors.append({"ErrorCode": NO_ROOM, "ErrorMessage": "not enough of it in this zone"})
             fleet = {"FleetId": "fleet-1", "Instances": instances, "Errors": errors}
-            return self._answers.setdefault(parameters["ClientToken"], fleet)
+            return self._told("create_fleet", self._answers.setdefault(parameters["ClientToken"], fleet))
 
     def run_instances(self, **parameters: Any) -> dict[str, Any]:
         """Start as many as the capacity allows, up to `MaxCount`."""
@@ -86,31 +88,24 @@ class Ec2StandIn:
             if count < parameters["MinCount"]:
                 raise error(NO_ROOM, status=500)
             answer = self._moto.run_instances(**{**parameters, "MinCount": count, "MaxCount": count})
-            return self._answers.setdefault(parameters["ClientToken"], answer)
+            return self._told("run_instances", self._answers.setdefault(parameters["ClientToken"], answer))
 
     def describe_instances(self, **parameters: Any) -> dict[str, Any]:
         """Describe instances by moto."""
-        with self._turn:
-            self._note("describe_instances", parameters)
-            return {"Reservations": []} if self.hidden else self._moto.describe_instances(**parameters)
+        if self.hidden:
+            with self._turn:
+                self._note("describe_instances", parameters)
+                return {"Reservations": []}
+        return self._by_moto("describe_instances", parameters)
 
     def terminate_instances(self, **parameters: Any) -> dict[str, Any]:
-        """Terminate instances by moto."""
-        with self._turn:
-            self._note("terminate_instances", parameters)
-            return self._moto.terminate_instances(**parameters)
+        return self._by_moto("terminate_instances", parameters)
 
     def create_tags(self, **parameters: Any) -> dict[str, Any]:
-        """Tag by moto."""
-        with self._turn:
-            self._note("create_tags", parameters)
-            return self._moto.create_tags(**parameters)
+        return self._by_moto("create_tags", parameters)
 
     def describe_launch_template_versions(self, **parameters: Any) -> dict[str, Any]:
-        """Describe by moto."""
-        with self._turn:
-            self._note("describe_launch_template_versions", parameters)
-            return self._moto.describe_launch_template_versions(**parameters)
+        return self._by_moto("describe_launch_template_versions", parameters)
 
     def describe_spot_price_history(self, **parameters: Any) -> dict[str, Any]:
         """List `prices` in pages of one."""
@@ -134,8 +129,17 @@ class Ec2StandIn:
         """Do nothing: the test that opened moto's client closes it."""
 
     def called(self, action: str) -> list[dict[str, Any]]:
-        """The parameters of an action's calls."""
         return [parameters for name, parameters in self.calls if name == action]
+
+    def _by_moto(self, action: str, parameters: dict[str, Any]) -> dict[str, Any]:
+        with self._turn:
+            self._note(action, parameters)
+            return self._told(action, getattr(self._moto, action)(**parameters))
+
+    def _told(self, action: str, answer: dict[str, Any]) -> dict[str, Any]:
+        if (then := self.then.get(action)) is not None:
+            then(answer)
+        return answer
 
     def _note(self, action: str, parameters: dict[str, Any]) -> None:
         self.calls.append((action, parameters))

@@ -29,6 +29,5 @@ def answered(dialogue: Dialogue[T], answers: Iterable[HttpAnswer]) -> tuple[T, l
 
 
 async def carried_out(dialogue: Dialogue[T], server: MetadataServer, timeout_s: float = 5.0) -> T:
-    """Carry a dialogue out with a real server."""
     async with HttpClient(server.url, timeout_s) as door:
         return await door.converse(dialogue)

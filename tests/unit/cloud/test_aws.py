@@ -52,7 +52,6 @@ async def test_a_token_is_kept_and_renewed_at_once_when_it_is_refused() -> None:
 
 
 async def test_tokens_of_few_uses_are_renewed_as_often() -> None:
-    """After every third request the service answers 401, and the token is renewed."""
     async with MetadataServer() as server:
         server.aws_token_uses = 3
         aws = Aws()
@@ -117,16 +116,8 @@ def test_an_action_without_a_readable_time_is_a_sign_still(written: str) -> None
     "body", [b"", b"{", b"[]", b'"terminate"', b'{"time": "2026-11-22T15:02:00Z"}', b'{"action": 1}']
 )
 def test_an_action_that_cannot_be_read_is_a_problem(body: bytes) -> None:
-    """An unreadable action is neither a sign nor the absence of one."""
     found, _ = answered(Aws().query(NOW), [TOKEN_GIVEN, HttpAnswer(200, body), NONE])
     assert (found.signs, found.problem) == ((), f"GET {INSTANCE_ACTION}: a document that cannot be read")
-
-
-async def test_other_clouds_are_not_taken_for_it() -> None:
-    async with MetadataServer(clouds=("aws",)) as server:
-        assert await carried_out(Aws().detect(), server)
-    async with MetadataServer(clouds=("gcp", "azure", "kubernetes")) as server:
-        assert not await carried_out(Aws().detect(), server)
 
 
 async def test_a_detection_leaves_its_token_to_the_questions() -> None:

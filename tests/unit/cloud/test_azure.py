@@ -35,7 +35,6 @@ def answer_to(*events: Any) -> MetadataAnswered:
 
 
 async def test_a_preemption_has_its_deadline_and_waits_for_an_answer() -> None:
-    """A preemption is reported with its deadline, and the machine's name is requested once."""
     async with MetadataServer("Spot-7") as server:
         azure = Azure()
         assert await carried_out(azure.query(NOW), server) == MetadataAnswered()
@@ -81,7 +80,6 @@ def test_an_event_of_several_machines_is_not_acknowledged() -> None:
 
 @pytest.mark.parametrize("kind", ["Freeze", "Reboot", "Redeploy", "Anything"])
 def test_events_after_which_the_machine_is_there_are_no_signs(kind: str) -> None:
-    """Events that leave the machine running are neither signs nor problems."""
     assert answer_to(event(EventType=kind)) == MetadataAnswered()
     assert answer_to(event(EventType="Terminate")).signs
 
@@ -118,11 +116,3 @@ def test_an_answer_that_is_no_name_is_not_kept_as_one(body: bytes) -> None:
     assert (found.signs, found.problem) == ((), "GET /metadata/instance/compute/name: no name")
     _, requested = answered(Azure().query(NOW), [HttpAnswer(200, b"vm-1_2.x"), HttpAnswer(500)])
     assert len(requested) == 2
-
-
-async def test_other_clouds_are_not_taken_for_it() -> None:
-    """Only Azure has that endpoint, so another cloud's service is not taken for it."""
-    async with MetadataServer(clouds=("azure",)) as server:
-        assert await carried_out(Azure().detect(), server)
-    async with MetadataServer(clouds=("aws", "gcp", "kubernetes")) as server:
-        assert not await carried_out(Azure().detect(), server)

@@ -15,6 +15,7 @@ import pytest
 from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_dead_man import MARK_TAG, renewal_s, template_faults, user_data
 from spotwise.files.fleet_file import AwsFleet
+from tests.fakes.http_servers import QuietHandler, answering
 
 MINUTES = 5
 #: A minute of the script.
@@ -30,28 +31,19 @@ class Metadata:
         self.asked = 0
         service = self
 
-        class Handler(http.server.BaseHTTPRequestHandler):
-            def do_PUT(self) -> None:
-                self.say("token")
+        class Handler(QuietHandler):
+            def put(self) -> None:
+                self.answer(200, b"token")
 
-            def do_GET(self) -> None:
+            def get(self) -> None:
                 if self.headers.get("X-aws-ec2-metadata-token") != "token" or not service.is_readable:
-                    self.send_error(404)
+                    self.answer(404)
                     service.asked += 1
                 elif self.path.endswith("/tags/instance/"):
                     service.asked += 1
-                    self.say("\n".join(["Name", *service.tags]))
+                    self.answer(200, "\n".join(["Name", *service.tags]).encode())
                 else:
-                    self.say(service.tags[self.path.rsplit("/", 1)[1]](service.asked))
-
-            def say(self, text: str) -> None:
-                self.send_response(200)
-                self.send_header("Content-Length", str(len(text)))
-                self.end_headers()
-                self.wfile.write(text.encode())
-
-            def log_message(self, *_: object) -> None:
-                """Say nothing."""
+                    self.answer(200, service.tags[self.path.rsplit("/", 1)[1]](service.asked).encode())
 
         self.server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
 
@@ -59,12 +51,8 @@ class Metadata:
 @pytest.fixture
 def metadata() -> Iterator[Metadata]:
     service = Metadata()
-    thread = threading.Thread(target=service.server.serve_forever)
-    thread.start()
-    yield service
-    service.server.shutdown()
-    thread.join()
-    service.server.server_close()
+    with answering(service.server):
+        yield service
 
 
 @pytest.fixture

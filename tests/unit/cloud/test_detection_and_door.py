@@ -21,7 +21,6 @@ ORDER: tuple[Cloud, ...] = (Aws(), Gcp(), Azure(), Kubernetes("node-0", 30.0, la
 
 
 def one_question(request: HttpRequest) -> Dialogue[HttpAnswer]:
-    """A dialogue that learns one answer."""
     answer = yield request
     return answer
 
@@ -40,8 +39,15 @@ async def test_the_cloud_of_a_machine_is_found(spoken: tuple[str, ...], found: s
     assert (here[0].name if here else None) == found
 
 
+@pytest.mark.parametrize("cloud", ORDER, ids=lambda cloud: cloud.name)
+async def test_other_clouds_are_not_taken_for_one(cloud: Cloud) -> None:
+    async with MetadataServer(clouds=(cloud.name,)) as server:
+        assert await carried_out(cloud.detect(), server)
+    async with MetadataServer(clouds=tuple(each.name for each in ORDER if each is not cloud)) as server:
+        assert not await carried_out(cloud.detect(), server)
+
+
 async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
-    """A cloud's own metadata takes precedence over Kubernetes, though it answers later."""
     async with MetadataServer(clouds=("azure", "kubernetes")) as server, HttpClient(server.url, 5.0) as door:
         server.faults.append(Fault("/metadata", slow_s=0.1))
         here = await detect([(cloud, door) for cloud in ORDER])
@@ -61,7 +67,6 @@ async def test_a_clouds_own_metadata_comes_before_kubernetes() -> None:
     ids=["slow", "hung up", "truncated", "no HTTP", "endless"],
 )
 async def test_a_malformed_answer_is_a_failure_with_its_reason(fault: Fault, failure: str) -> None:
-    """A malformed answer is a failure with a message, and the next request is answered."""
     async with MetadataServer() as server:
         server.faults.append(fault)
         limit_s = 0.1 if fault.slow_s else 5.0
@@ -71,8 +76,6 @@ async def test_a_malformed_answer_is_a_failure_with_its_reason(fault: Fault, fai
 
 
 async def test_drops_that_never_end_are_cut_off() -> None:
-    """A response that arrives in endless small parts is cut off by the total time limit."""
-
     ended = asyncio.Event()
 
     async def drip(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -111,7 +114,6 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
 
 
 async def test_redirects_are_not_followed() -> None:
-    """A service that redirects is not a metadata service."""
     async with MetadataServer() as server:
         server.faults.append(Fault(raw=b"HTTP/1.1 302 Found\r\nLocation: /b\r\nContent-Length: 0\r\n\r\n"))
         assert (await fetched(server, HttpRequest("GET", "/a"))).status == 302

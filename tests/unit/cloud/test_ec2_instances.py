@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import builtins
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import ThreadingHTTPServer
 from typing import Any, cast
 
 import boto3
@@ -29,6 +29,8 @@ from spotwise.cloud.instances import (
 from spotwise.core.fleet.prices import SpotPrice
 from spotwise.core.messages.fleet import InstanceState, Market
 from tests.contracts.instances import InstanceProviderContract, Site, ids
+from tests.contracts.waiting import until
+from tests.fakes.http_servers import QuietHandler, answering
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn, error
 
 TYPE, OTHER = "g4dn.12xlarge", "p3.8xlarge"
@@ -77,10 +79,7 @@ def ec2(moto_client: Any) -> Ec2StandIn:
 
 
 class Nothing:
-    """An account that never has instances."""
-
     def describe_instances(self, **_: Any) -> dict[str, Any]:
-        """Describe no instances."""
         return {"Reservations": []}
 
 
@@ -91,8 +90,6 @@ def empty() -> Ec2StandIn:
 
 
 class Ec2Site:
-    """An EC2 account as a site of the contract."""
-
     instance_type = TYPE
     room = 4
 
@@ -101,33 +98,28 @@ class Ec2Site:
         self._options = options
 
     async def open(self, mesh: str) -> InstanceProvider:
-        """Open another client to it."""
         return Ec2Instances(mesh, self._options, Ec2Connection(self._ec2))
 
 
 class TestFleets(InstanceProviderContract):
     @pytest.fixture
     def site(self, ec2: Ec2StandIn) -> Site:
-        """Orders go by CreateFleet."""
         return Ec2Site(ec2, Ec2Options("worker"))
 
 
 class TestRunInstances(InstanceProviderContract):
     @pytest.fixture
     def site(self, ec2: Ec2StandIn) -> Site:
-        """Orders go by RunInstances."""
         return Ec2Site(ec2, Ec2Options("worker", use_fleet=False))
 
 
 def order(
     count: int = 2, token: str = "one", market: Market = Market.SPOT, types: tuple[str, ...] = (TYPE,)
 ) -> AcquireRequest:
-    """Return an order of some instances."""
     return AcquireRequest(token, types, market, count)
 
 
 def provider(ec2: Ec2StandIn, **options: Any) -> Ec2Instances:
-    """Return a provider of one mesh."""
     return Ec2Instances("mesh-a", Ec2Options("worker", **options), Ec2Connection(ec2))
 
 
@@ -192,14 +184,7 @@ async def test_without_leave_for_fleets_instances_are_run_one_pool_after_the_oth
 async def test_what_the_first_pool_lacks_comes_from_the_next(ec2: Ec2StandIn) -> None:
     """RunInstances fills what it can in one pool, and requests the rest from the next."""
     ec2.room = 1
-    run = ec2.run_instances
-
-    def more_room(**parameters: Any) -> dict[str, Any]:
-        answer = run(**parameters)
-        ec2.room = 4
-        return answer
-
-    ec2.run_instances = more_room  # type: ignore[method-assign]
+    ec2.then["run_instances"] = lambda _: setattr(ec2, "room", 4)
     acquired = await provider(ec2, use_fleet=False).acquire(order(3, types=(TYPE, OTHER)))
     assert sorted(each.instance_type for each in acquired) == [TYPE, OTHER, OTHER]
     assert [call["MaxCount"] for call in ec2.called("run_instances")] == [3, 2]
@@ -219,17 +204,15 @@ async def test_a_pool_that_may_have_been_bought_from_ends_the_order(ec2: Ec2Stan
 async def test_an_answer_that_was_lost_is_had_by_ordering_again(ec2: Ec2StandIn) -> None:
     """The fleet was made, the answer did not come, tags do not show yet: the client token brings the same fleet."""
     mine = provider(ec2)
-    made = ec2.create_fleet
 
-    def lose_the_answer(**parameters: Any) -> dict[str, Any]:
-        made(**parameters)
+    def lose(_: object) -> None:
         raise boto.ConnectionClosedError(endpoint_url="https://ec2")
 
     ec2.hidden = True
-    ec2.create_fleet = lose_the_answer  # type: ignore[method-assign]
+    ec2.then["create_fleet"] = lose
     with pytest.raises(ProviderUnavailable, match="ConnectionClosedError"):
         await mine.acquire(order())
-    ec2.create_fleet = made  # type: ignore[method-assign]
+    ec2.then.clear()
     acquired = await provider(ec2).acquire(order())
     assert len(acquired) == 2
     ec2.hidden = False
@@ -323,16 +306,7 @@ async def test_each_state_of_ec2_means_one_of_ours(ec2: Ec2StandIn, name: str, s
     """Each EC2 state maps to one of ours, those that moto skips included."""
     mine = provider(ec2)
     await mine.acquire(order(1))
-    described = ec2.describe_instances
-
-    def in_that_state(**parameters: Any) -> dict[str, Any]:
-        answer = described(**parameters)
-        for group in answer["Reservations"]:
-            for each in group["Instances"]:
-                each["State"]["Name"] = name
-        return answer
-
-    ec2.describe_instances = in_that_state  # type: ignore[method-assign]
+    ec2.then["describe_instances"] = lambda answer: answer["Reservations"][0]["Instances"][0]["State"].update(Name=name)
     assert [each.state for each in await mine.instances()] == [state]
 
 
@@ -409,69 +383,55 @@ async def test_listing_and_releasing_raise_errors_too(ec2: Ec2StandIn, action: s
 
 
 async def test_calls_do_not_hold_up_the_event_loop(empty: Ec2StandIn) -> None:
-    """While a call to EC2 waits, other tasks run."""
     began, answer = threading.Event(), threading.Event()
-    described = empty.describe_instances
 
-    def slow(**parameters: Any) -> dict[str, Any]:
+    def wait(_: object) -> None:
         began.set()
         assert answer.wait(20)
-        return described(**parameters)
 
-    empty.describe_instances = slow  # type: ignore[method-assign]
+    empty.then["describe_instances"] = wait
     looking = asyncio.create_task(provider(empty).instances())
-    async with asyncio.timeout(20):
-        while not began.is_set():  # noqa: ASYNC110 - a thread's event
-            await asyncio.sleep(0.001)
+    await until(began.is_set)
     answer.set()
     assert await looking == []
 
 
-class _Throttles(BaseHTTPRequestHandler):
+class _Throttles(QuietHandler):
     """Is throttled once, then shows an account without instances."""
 
     calls = 0
     protocol_version = "HTTP/1.1"
 
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
+    def post(self) -> None:
+        self.body()
         type(self).calls += 1
         if self.calls == 1:
-            body = b"<Response><Errors><Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error></Errors></Response>"
-            self.send_response(503)
+            error = b"<Error><Code>RequestLimitExceeded</Code><Message>m</Message></Error>"
+            self.answer(503, b"<Response><Errors>" + error + b"</Errors></Response>")
         else:
-            body = b"<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>"
-            self.send_response(200)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - as the base class has it
-        pass
+            self.answer(200, b"<DescribeInstancesResponse><reservationSet/></DescribeInstancesResponse>")
 
 
 @pytest.fixture
 def throttling(account: None) -> Iterator[str]:
-    """The address of a server that throttles."""
     _Throttles.calls = 0
-    with ThreadingHTTPServer(("127.0.0.1", 0), _Throttles) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with answering(ThreadingHTTPServer(("127.0.0.1", 0), _Throttles)) as url:
+        yield url
+
+
+async def connected(url: str, **options: Any) -> Ec2Instances:
+    return await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=url, region=REGION, **options))
 
 
 async def test_a_throttled_call_is_repeated_after_a_pause(throttling: str) -> None:
-    mine = await Ec2Instances.connect("mesh-a", Ec2Options("worker", endpoint_url=throttling, region=REGION))
+    mine = await connected(throttling)
     assert await mine.instances() == []
     assert _Throttles.calls == 2
     await mine.close()
 
 
 async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) -> None:
-    options = Ec2Options("worker", endpoint_url=throttling, region=REGION, attempts=1)
-    mine = await Ec2Instances.connect("mesh-a", options)
+    mine = await connected(throttling, attempts=1)
     with pytest.raises(ProviderUnavailable, match="RequestLimitExceeded"):
         await mine.instances()
     assert _Throttles.calls == 1
@@ -479,22 +439,14 @@ async def test_a_throttled_call_is_given_up_after_its_attempts(throttling: str) 
 
 
 async def test_no_server_at_the_address_is_an_error(account: None) -> None:
-    options = Ec2Options("worker", endpoint_url="http://127.0.0.1:1", region=REGION, attempts=1)
-    mine = await Ec2Instances.connect("mesh-a", options)
+    mine = await connected("http://127.0.0.1:1", attempts=1)
     with pytest.raises(ProviderUnavailable, match=r"127\.0\.0\.1:1"):
         await mine.instances()
     await mine.close()
 
 
 async def test_without_boto3_the_error_has_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    imported = builtins.__import__
-
-    def without(name: str, *args: Any, **named: Any) -> Any:
-        if name.partition(".")[0] == "boto3":
-            raise ImportError(name)
-        return imported(name, *args, **named)
-
-    monkeypatch.setattr(builtins, "__import__", without)
+    monkeypatch.setitem(sys.modules, "boto3", None)
     with pytest.raises(ProviderRefused, match=r"spotwise\[aws\]"):
         await Ec2Instances.connect("mesh-a", Ec2Options("worker"))
 

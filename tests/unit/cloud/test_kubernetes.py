@@ -20,7 +20,6 @@ def cloud(node_name: str = "node-0") -> Kubernetes:
 
 
 def answer_to(spec: Any) -> MetadataAnswered:
-    """Return the reading of a node with this spec."""
     found, _ = answered(cloud().query(NOW), [HttpAnswer(200, json.dumps({"kind": "Node", "spec": spec}).encode())])
     return found
 
@@ -76,7 +75,6 @@ async def test_a_missing_permission_to_read_the_node_is_reported() -> None:
 
 
 def test_a_token_that_cannot_be_read_is_a_problem() -> None:
-    """An unreadable token is a problem, and no request is sent; the next attempt reads it again."""
     tokens = iter((None, NODE_TOKEN))
     kubernetes = Kubernetes("node-0", 25.0, lambda: next(tokens))
     found, requested = answered(kubernetes.query(NOW), [])

@@ -14,11 +14,10 @@ import pytest
 
 from spotwise.cloud.instances import AcquireRequest, ProviderRefused
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
-from spotwise.cloud.local_processes import MachineProcess
-from spotwise.cloud.local_state import LocalFolder
 from spotwise.core.messages.fleet import Market
 from spotwise.mesh.embedded.child_process import ProcessIdentity, identify, is_alive
 from tests.contracts.instances import eventually
+from tests.unit.cloud.local_machines import local_machines
 
 #: A program, its child, and one of that in a session of its own; none heeds SIGTERM.
 FAMILY = (
@@ -43,15 +42,12 @@ def supervisor() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def options(tmp_path: Path, supervisor: subprocess.Popen[bytes]) -> Iterator[LocalOptions]:
-    """Instances of that supervisor."""
     identity = identify(supervisor.pid)
     assert identity is not None
-    folder = tmp_path / "machines"
-    commands = {"family": (sys.executable, "-c", FAMILY)}
-    yield LocalOptions(folder, commands, 2, supervisor=f"{identity.pid}:{identity.start_ticks}")
-    for path in folder.glob("*.process"):
-        if (process := MachineProcess.read(path, str(LocalFolder(folder).path / path.stem))) is not None:
-            process.kill()
+    commands: dict[str, tuple[str, ...]] = {"family": (sys.executable, "-c", FAMILY)}
+    name = f"{identity.pid}:{identity.start_ticks}"
+    with local_machines(tmp_path / "machines", commands, 2, supervisor=name) as options:
+        yield options
 
 
 async def family_of(options: LocalOptions) -> list[ProcessIdentity]:

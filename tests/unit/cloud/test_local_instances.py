@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,7 +20,6 @@ from spotwise.cloud import local_instances
 from spotwise.cloud.instances import (
     AcquiredInstance,
     AcquireRequest,
-    InstanceProvider,
     NoCapacity,
     ProviderRefused,
     ProviderUnavailable,
@@ -27,10 +29,9 @@ from spotwise.cloud.local_processes import MachineProcess, start_machine
 from spotwise.cloud.local_state import KEEP_GONE_S, LocalFolder, LocalMachine
 from spotwise.core.messages.fleet import InstanceState, Market
 from tests.contracts.instances import HERE, InstanceProviderContract, Site, eventually, ids
+from tests.unit.cloud.local_machines import STUBBORN, Hours, LocalSite, local_machines
 
 SLEEPS = ("sleep", "600")
-#: Ignores SIGTERM, and so does its child.
-STUBBORN = ("sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600")
 #: Leaves a child behind when it ends.
 FORSAKES = ("sh", "-c", "sleep 600 & echo $! >{instance_id}.child; sleep 600")
 #: Starts a child in a session of its own.
@@ -46,7 +47,6 @@ SETS_APART = (
 
 @pytest.fixture
 def options(tmp_path: Path) -> Iterator[LocalOptions]:
-    """A folder of its own; whatever was started there is ended, however the test went."""
     commands = {
         "sleeps": SLEEPS,
         "stubborn": STUBBORN,
@@ -61,58 +61,26 @@ def options(tmp_path: Path) -> Iterator[LocalOptions]:
         "missing": ("no-such-program",),
         "ends": ("true",),
     }
-    yield LocalOptions(tmp_path / "machines", commands, limit=4, grace_s=20.0)
-    folder = LocalFolder(tmp_path / "machines")
-    for path in folder.path.glob("*.process"):
-        process = MachineProcess.read(path, str(folder.path / path.stem))
-        if process is not None:
-            process.kill()
-
-
-class LocalSite:
-    """This computer as a site of the contract."""
-
-    instance_type = "sleeps"
-    room = 4
-
-    def __init__(self, options: LocalOptions) -> None:
-        self._options = options
-
-    async def open(self, mesh: str) -> InstanceProvider:
-        """Open the folder."""
-        return LocalInstances(mesh, self._options)
+    with local_machines(tmp_path / "machines", commands, limit=4, grace_s=20.0) as options:
+        yield options
 
 
 class TestLocalInstances(InstanceProviderContract):
     @pytest.fixture
     def site(self, options: LocalOptions) -> Site:
-        """An empty folder."""
-        return LocalSite(options)
-
-
-class Hours:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.unix_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.unix_s
+        return LocalSite("sleeps", partial(LocalInstances, options=options))
 
 
 @pytest.fixture
-async def provider(options: LocalOptions) -> AsyncIterator[LocalInstances]:
-    """Return a provider of one mesh."""
-    yield LocalInstances("mesh-a", options)
+def provider(options: LocalOptions) -> LocalInstances:
+    return LocalInstances("mesh-a", options)
 
 
 def order(instance_type: str, count: int = 1, token: str = "one") -> AcquireRequest:
-    """Return an order of some processes."""
     return AcquireRequest(token, (instance_type,), Market.SPOT, count)
 
 
 def process_of(options: LocalOptions, instance: AcquiredInstance) -> MachineProcess:
-    """An instance's first process."""
     folder = LocalFolder(options.folder)
     process = MachineProcess.read(folder.path / f"{instance.id}.process", str(folder.path / instance.id))
     assert process is not None
@@ -127,8 +95,25 @@ def runs(pid: int) -> bool:
         return False
 
 
+async def until_gone(provider: LocalInstances) -> None:
+    async def all_gone() -> bool:
+        return {each.state for each in await provider.instances()} == {InstanceState.GONE}
+
+    await eventually(all_gone)
+
+
+async def until_logged(options: LocalOptions, instance: AcquiredInstance, words: str) -> str:
+    """Wait until an instance's log has these words; return the log."""
+    log = options.folder / f"{instance.id}.log"
+
+    async def logged() -> bool:
+        return words in log.read_text()
+
+    await eventually(logged)
+    return log.read_text()
+
+
 async def child_of(options: LocalOptions, instance: AcquiredInstance) -> int:
-    """The pid that an instance's program wrote down."""
     path = options.folder / f"{instance.id}.child"
 
     async def written() -> bool:
@@ -149,23 +134,14 @@ async def test_an_instance_is_a_session_of_its_own(options: LocalOptions, provid
 async def test_a_command_knows_which_instance_it_is(options: LocalOptions, provider: LocalInstances) -> None:
     """Names in braces are replaced, other braces stay; both outputs go to the instance's log."""
     [instance] = await provider.acquire(order("says"))
-    log = options.folder / f"{instance.id}.log"
-
-    async def written() -> bool:
-        return log.read_text().count("\n") == 2
-
-    await eventually(written)
-    assert log.read_text() == f"{instance.id} says spot mesh-a home\naside\n"
+    said = await until_logged(options, instance, "aside\n")
+    assert said == f"{instance.id} says spot mesh-a home\naside\n"
 
 
 async def test_a_program_that_ends_is_gone(provider: LocalInstances) -> None:
     """An ended program frees capacity, and its order still returns it, as gone."""
     acquired = await provider.acquire(order("ends", 4))
-
-    async def all_gone() -> bool:
-        return all(each.state is InstanceState.GONE for each in await provider.instances())
-
-    await eventually(all_gone)
+    await until_gone(provider)
     assert len(await provider.acquire(order("sleeps", 4, "two"))) == 4
     again = await provider.acquire(order("ends", 4))
     assert ids(again) == ids(acquired)
@@ -196,7 +172,6 @@ async def test_a_program_that_cannot_be_run_is_refused(options: LocalOptions, tm
 
 
 async def test_what_stays_after_its_grace_is_killed(options: LocalOptions) -> None:
-    """A program that outlives its grace period is killed with its children; until then it is listed as leaving."""
     provider = LocalInstances("mesh-a", replace(options, grace_s=0.5))
     [instance] = await provider.acquire(order("stubborn"))
     releasing = asyncio.create_task(provider.release([instance.id]))
@@ -235,10 +210,7 @@ async def test_of_an_instance_whose_first_process_was_killed_nothing_is_left(
 
     await eventually(first_has_ended)
 
-    async def gone() -> bool:
-        return (await provider.instances())[0].state is InstanceState.GONE
-
-    await eventually(gone)
+    await until_gone(provider)
     assert not runs(child)
 
 
@@ -271,51 +243,38 @@ async def test_after_a_boot_nothing_is_there(options: LocalOptions, provider: Lo
     known.write_text(first)  # for the cleanup
 
 
-async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(
-    options: LocalOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The provider died after it had written the order down and started one instance of three."""
+async def cut_off(options: LocalOptions, count: int, after: int) -> None:
+    """Order instances with a provider that dies once it has written the order down and started `after` of them."""
 
     class Died(BaseException):
         """An error that no handler catches."""
 
-    started: list[str] = []
+    started = itertools.count()
 
-    def start_one(*args: object, **named: object) -> MachineProcess:
-        if started:
+    def start_some(*args: Any, **named: Any) -> MachineProcess:
+        if next(started) == after:
             raise Died
-        started.append("one")
-        return start_machine(*args, **named)  # type: ignore[arg-type]
+        return start_machine(*args, **named)
 
-    provider = LocalInstances("mesh-a", options)
-    with monkeypatch.context() as patch:
-        patch.setattr(local_instances, "start_machine", start_one)
-        with pytest.raises(Died):
-            await asyncio.to_thread(provider._acquire, order("sleeps", 3))
-    again = LocalInstances("mesh-a", options)
-    states = [each.state for each in await again.instances()]
+    with pytest.MonkeyPatch.context() as patch, pytest.raises(Died):
+        patch.setattr(local_instances, "start_machine", start_some)
+        await asyncio.to_thread(LocalInstances("mesh-a", options)._acquire, order("sleeps", count))
+
+
+async def test_an_order_that_was_cut_off_is_finished_by_its_repetition(
+    options: LocalOptions, provider: LocalInstances
+) -> None:
+    await cut_off(options, 3, after=1)
+    states = [each.state for each in await provider.instances()]
     assert sorted(states) == [InstanceState.RUNNING, InstanceState.STARTING, InstanceState.STARTING]
-    acquired = await again.acquire(order("sleeps", 3))
+    acquired = await provider.acquire(order("sleeps", 3))
     assert [each.state for each in acquired] == [InstanceState.RUNNING] * 3
     assert len(list(options.folder.glob("*.process"))) == 3
 
 
-async def test_an_order_that_was_cut_off_can_be_released(
-    options: LocalOptions, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_order_that_was_cut_off_can_be_released(options: LocalOptions, provider: LocalInstances) -> None:
     """An instance of an interrupted order that was never started is gone at once, and frees capacity."""
-
-    class Died(BaseException):
-        """An error that no handler catches."""
-
-    def start_none(*args: object, **named: object) -> MachineProcess:
-        raise Died
-
-    provider = LocalInstances("mesh-a", options)
-    with monkeypatch.context() as patch:
-        patch.setattr(local_instances, "start_machine", start_none)
-        with pytest.raises(Died):
-            await asyncio.to_thread(provider._acquire, order("sleeps", 4))
+    await cut_off(options, 4, after=0)
     with pytest.raises(NoCapacity, match="4 of 4"):
         await provider.acquire(order("sleeps", 1, "two"))
     await provider.release([each.id for each in await provider.instances()])
@@ -364,11 +323,7 @@ async def test_each_listing_ends_overdue_instances(options: LocalOptions) -> Non
     assert (await provider.instances())[0].state is InstanceState.LEAVING
     assert process_of(options, instance).is_alive()
     hours.unix_s += 60.0
-
-    async def gone() -> bool:
-        return (await LocalInstances("mesh-a", options, hours).instances())[0].state is InstanceState.GONE
-
-    await eventually(gone)
+    await until_gone(LocalInstances("mesh-a", options, hours))
 
 
 async def test_a_process_that_cannot_be_killed_is_an_error(
@@ -392,7 +347,6 @@ async def test_a_process_that_cannot_be_killed_is_an_error(
 
 
 async def test_the_gone_are_forgotten_after_a_day(options: LocalOptions) -> None:
-    """Ended instances and their logs are removed after a day, running ones are not."""
     hours = Hours()
     provider = LocalInstances("mesh-a", options, hours)
     [ended] = await provider.acquire(order("ends"))
@@ -463,14 +417,8 @@ async def test_variables_can_be_kept_from_instances(options: LocalOptions, monke
     [without] = await provider.acquire(order("says"))
     provider.use(options)
     [given] = await provider.acquire(order("says", token="two"))
-    folder = LocalFolder(options.folder).path
-
-    async def said() -> bool:
-        logs = [(folder / f"{each.id}.log").read_text() for each in (without, given)]
-        return "home" in logs[1] and "mesh-a" in logs[0]
-
-    await eventually(said)
-    assert "home" not in (folder / f"{without.id}.log").read_text()
+    assert "home" in await until_logged(options, given, "aside")
+    assert "home" not in await until_logged(options, without, "aside")
     with pytest.raises(ValueError, match="folder"):
         provider.use(replace(options, folder=options.folder / "other"))
 
@@ -480,10 +428,4 @@ async def test_instances_get_no_secrets(options: LocalOptions, monkeypatch: pyte
     for name in ("AWS_SESSION_TOKEN", "SPOTWISE_API_KEYS"):
         monkeypatch.setenv(name, "canary")
     [instance] = await LocalInstances("mesh-a", options).acquire(order("says"))
-    log = LocalFolder(options.folder).path / f"{instance.id}.log"
-
-    async def said() -> bool:
-        return "aside" in log.read_text()
-
-    await eventually(said)
-    assert "canary" not in log.read_text()
+    assert "canary" not in await until_logged(options, instance, "aside")

@@ -31,8 +31,6 @@ def example(heading: str) -> dict[str, Any]:
 
 
 class RackSite:
-    """Four machines of one type."""
-
     instance_type = "box"
     room = 4
 
@@ -41,7 +39,6 @@ class RackSite:
         self._lent: dict[str, tuple[str, AcquiredInstance]] = {}
 
     async def open(self, mesh: str) -> InstanceProvider:
-        """Another provider over the same machines."""
         rack: InstanceProvider = self._rack(mesh, {f"host-{number}": "box" for number in range(4)}, self._lent)
         return rack
 
@@ -49,7 +46,6 @@ class RackSite:
 class TestTheExample(InstanceProviderContract):
     @pytest.fixture
     def site(self) -> Site:
-        """An unused rack."""
         return RackSite()
 
 
@@ -84,6 +80,5 @@ def test_an_order_that_no_provider_could_fill_is_refused(wrong: dict[str, Any], 
 
 
 def test_a_mesh_needs_a_name_that_can_mark() -> None:
-    """A provider is refused a mesh without a name, since instances are marked by it."""
     with pytest.raises(ValueError, match="mesh"):
         LocalInstances("", example("local")["options"])

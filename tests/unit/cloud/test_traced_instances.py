@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
@@ -11,12 +11,11 @@ import pytest
 from spotwise.cloud.instances import AcquireRequest, InstanceNotice, InstanceProvider, NoCapacity, ReclaimingProvider
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
 from spotwise.cloud.local_meshes import release_mesh
-from spotwise.cloud.local_processes import MachineProcess
-from spotwise.cloud.local_state import LocalFolder
 from spotwise.cloud.traced_instances import TracedInstances
 from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from tests.contracts.instances import HERE, InstanceProviderContract, Site, eventually, ids
+from tests.unit.cloud.local_machines import STUBBORN, Hours, LocalSite, local_machines
 
 ADD, REMOVE = SpotEventKind.ADD, SpotEventKind.REMOVE
 STAYS = SpotTrace("stays", (SpotEvent(0.0, ADD, ("a", "b", "c", "d")),))
@@ -30,57 +29,25 @@ GOES = SpotTrace(
         SpotEvent(1800.0, ADD, ("a",)),
     ),
 )
-#: Ignores SIGTERM.
-STUBBORN = ("sh", "-c", "trap '' TERM; sleep 600 & wait; sleep 600")
-
-
-class Hours:
-    """A clock that a test sets."""
-
-    def __init__(self) -> None:
-        self.unix_s = 1_000_000.0
-
-    def __call__(self) -> float:
-        return self.unix_s
 
 
 @pytest.fixture
 def options(tmp_path: Path) -> Iterator[LocalOptions]:
-    """A folder of its own; whatever was started there is ended, however the test went."""
-    folder = LocalFolder(tmp_path / "machines")
-    yield LocalOptions(folder.path, {"box": ("sleep", "600"), "stubborn": STUBBORN}, limit=4)
-    for path in folder.path.glob("*.process"):
-        process = MachineProcess.read(path, str(folder.path / path.stem))
-        if process is not None:
-            process.kill()
-
-
-class TracedSite:
-    """A trace of four nodes that stay."""
-
-    instance_type = "box"
-    room = 4
-
-    def __init__(self, options: LocalOptions) -> None:
-        self._options = options
-        self.opened: list[InstanceProvider] = []
-
-    async def open(self, mesh: str) -> InstanceProvider:
-        """Another provider over the same folder."""
-        provider = TracedInstances(LocalInstances(mesh, self._options), STAYS, self._options.folder, mesh)
-        self.opened.append(provider)
-        return provider
+    commands = {"box": ("sleep", "600"), "stubborn": STUBBORN}
+    with local_machines(tmp_path / "machines", commands, limit=4) as options:
+        yield options
 
 
 class TestTracedInstances(InstanceProviderContract):
-    @pytest.fixture
-    async def site(self, options: LocalOptions) -> Site:
-        return TracedSite(options)
+    """With a trace of four nodes that stay."""
 
-    @pytest.fixture(autouse=True)
-    async def closes(self, site: TracedSite) -> object:
-        yield
-        for provider in site.opened:
+    @pytest.fixture
+    async def site(self, options: LocalOptions) -> AsyncIterator[Site]:
+        site = LocalSite(
+            "box", lambda mesh: TracedInstances(LocalInstances(mesh, options), STAYS, options.folder, mesh)
+        )
+        yield site
+        for provider in site.providers:
             await provider.close()
 
 

@@ -49,8 +49,6 @@ class FailingStore(MemoryStore):
 
 
 class OnePlanner:
-    """A planner at work, and its series."""
-
     def __init__(self, planner: Planner, host: ServiceHost, metrics: PlannerMetrics) -> None:
         self.planner = planner
         self.host = host
@@ -61,7 +59,6 @@ class OnePlanner:
 
     @property
     def term(self) -> float:
-        """As its metric shows it."""
         return self.counted("spotwise_planner_term")
 
 

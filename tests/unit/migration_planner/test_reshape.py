@@ -44,7 +44,6 @@ class TwoDevices:
         await self._bus.subscribe(subjects.NOTICES, self._drain)
 
     async def beat(self) -> None:
-        """One heartbeat of each member."""
         for member in list(self.members.values()):
             await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
@@ -70,7 +69,6 @@ class TwoDevices:
 
 @asynccontextmanager
 async def two_devices(broker: MemoryBroker) -> AsyncIterator[tuple[TwoDevices, MemoryBus]]:
-    """Members that beat for as long as the block lasts."""
     bus = MemoryBus(broker)
     devices = TwoDevices(bus)
     await devices.start()
@@ -88,7 +86,6 @@ async def two_devices(broker: MemoryBroker) -> AsyncIterator[tuple[TwoDevices, M
 
 
 async def order(bus: MemoryBus, config: str, *, dry_run: bool = False) -> m.ReshapeReply:
-    """Order a configuration, as the command line does."""
     payload = encode(m.ReshapeMesh(ParallelConfig.parse(config), dry_run))
     reply = decode(await bus.request(subjects.RESHAPE, payload, 5.0))
     assert isinstance(reply, m.ReshapeReply)
@@ -121,7 +118,6 @@ async def test_a_re_shape_is_answered_stored_carried_out_counted_and_decided_aga
 
 
 async def test_a_planner_without_the_lease_does_not_answer() -> None:
-    """However often it is asked."""
     broker, store = MemoryBroker(), MemoryStore()
     await store.hold_term(subjects.PLANNER, "another/1", 1, 60.0)
     bus = MemoryBus(broker)

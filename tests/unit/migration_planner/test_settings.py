@@ -26,7 +26,6 @@ PROFILED = FLEET + 'profile = "profile.json"\n'
 
 
 def settings(folder: Path, text: str, **given: object) -> PlannerSettings:
-    """The settings of a planner with this fleet file."""
     file = folder / "fleet.toml"
     file.write_text(text)
     return PlannerSettings(fleet_file=file, **given)  # type: ignore[arg-type]

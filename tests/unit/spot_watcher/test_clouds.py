@@ -22,7 +22,6 @@ def settings(cloud: str) -> SpotWatcherSettings:
 
 @pytest.mark.parametrize("name", NAMES)
 async def test_a_configured_cloud_is_the_one_of_that_name(name: str) -> None:
-    """Without detection."""
     async with cloud_of_this_machine(settings(name)) as here:
         assert here is not None, f"add the class of {name} to services/spotwise/spot_watcher/clouds.py"
         assert here[0].name == name

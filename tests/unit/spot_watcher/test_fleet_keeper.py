@@ -21,7 +21,6 @@ from spotwise.cloud.local_instances import LocalInstances
 from spotwise.cloud.local_meshes import release_mesh
 from spotwise.core.messages.fleet import (
     FleetOrder,
-    FleetReported,
     InstanceOffer,
     InstanceRelease,
     InstanceState,
@@ -29,12 +28,11 @@ from spotwise.core.messages.fleet import (
     Purchase,
 )
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported
-from spotwise.core.messages.worker import Drain
+from spotwise.core.messages.mesh import InterruptionKind
 from spotwise.files.fleet_file import read_fleet
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
-from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.replay.journal_replay import find_journals, replay
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.spot_watcher.fleet_keeper import FleetKeeper, kept_fleet
@@ -42,9 +40,10 @@ from spotwise.spot_watcher.fleet_provider import OpenProvider, default_command, 
 from spotwise.spot_watcher.metrics import WatcherMetrics
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 from spotwise.wire import subjects
-from spotwise.wire.codec import decode, encode
+from spotwise.wire.codec import encode
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
+from tests.fakes.notices import Published
 from tests.unit.cloud.ec2_stand_in import Ec2StandIn
 
 LOCAL = """
@@ -60,28 +59,13 @@ on_demand = {price_per_h = 36, most = 1}
 """
 
 
-class Planner:
+class Planner(Published):
     """Orders, and what the keeper publishes."""
 
     def __init__(self, bus: MemoryBus) -> None:
-        self.reports: list[FleetReported] = []
-        self.drains: list[Drain] = []
-        self.interruptions: list[InterruptionReported] = []
+        super().__init__()
         self._bus = bus
         self._number = 0
-
-    async def listen(self) -> None:
-        async def heard(raw: BusMessage) -> None:
-            message = decode(raw.payload)
-            if isinstance(message, FleetReported):
-                self.reports.append(message)
-            elif isinstance(message, Drain):
-                self.drains.append(message)
-            elif isinstance(message, InterruptionReported):
-                self.interruptions.append(message)
-
-        for subject in (subjects.FLEET, subjects.NOTICES, subjects.INTERRUPTIONS):
-            await self._bus.subscribe(subject, heard)
 
     async def order(self, *things: Purchase | InstanceRelease) -> None:
         self._number += 1
@@ -95,11 +79,9 @@ class Planner:
         await self._bus.publish(subjects.heartbeat(member.kind, member.id), encode(member))
 
     def states(self) -> list[InstanceState]:
-        """Of the last report's instances."""
         return [each.state for each in self.reports[-1].instances] if self.reports else []
 
     def offers(self) -> dict[Market, InstanceOffer]:
-        """Those of the last report."""
         return {each.market: each for each in self.reports[-1].offers} if self.reports else {}
 
 
@@ -130,13 +112,13 @@ def settings_of(path: Path | None, folder: Path, **given: Any) -> SpotWatcherSet
 async def joined(
     settings: SpotWatcherSettings, store: MemoryStore | None = None, incarnation: int = 1
 ) -> AsyncIterator[tuple[ServiceHost, Planner]]:
-    """A watcher in the mesh, without its parts."""
     broker = MemoryBroker()
     member = Member("watcher-0", MemberKind.SPOT_WATCHER, incarnation, MemberState.STARTING, "h", 1, f"{LOOPBACK}:1")
     host = ServiceHost(settings, MemoryBus(broker), store or MemoryStore(), ControlServer(LOOPBACK, 0), member)
     async with host.joined():
-        planner = Planner(MemoryBus(broker))
-        await planner.listen()
+        planner_bus = MemoryBus(broker)
+        planner = Planner(planner_bus)
+        await planner.listen(planner_bus)
         yield host, planner
 
 
@@ -144,7 +126,6 @@ async def joined(
 async def keeping(
     settings: SpotWatcherSettings, store: MemoryStore | None = None, incarnation: int = 1
 ) -> AsyncIterator[tuple[Planner, WatcherMetrics]]:
-    """A keeper at work."""
     metrics = WatcherMetrics()
     async with joined(settings, store, incarnation) as (host, planner), kept_fleet(host, settings, metrics) as keeper:
         assert keeper is not None
@@ -226,6 +207,14 @@ async def test_instances_and_the_bill_outlive_the_watcher(tmp_path: Path, folder
         report = planner.reports[-1]
         assert report.spent == pytest.approx((report.at_s - launched_s) * 0.01)
         assert [each.purchase.token for each in report.purchases] == ["t1"]
+        (instance,) = report.instances
+        leaves = InstanceRelease(instance.id, report.at_s + 600.0, "too many")
+        await planner.order(Purchase("t1", ("small",), Market.ON_DEMAND, 1), leaves)
+        await planner.beat(instance.id)
+        await until(lambda: planner.drains)
+        assert planner.drains[0].worker_id == instance.id
+        await planner.beat(instance.id, MemberState.LEFT)
+        await until(lambda: planner.states() == [InstanceState.GONE])
     async with keeping(settings, store, incarnation=4) as (planner, _):
         await planner.order(Purchase("t2", ("small",), Market.SPOT, 1))
         kept = await store.get_fleet("default")

@@ -21,7 +21,6 @@ HOST = "here"
 
 @pytest.fixture
 def process() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that does nothing."""
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]) as child:
         yield child
         child.kill()
@@ -36,7 +35,6 @@ def member(pid: int, member_id: str = "w", *, host: str = HOST, incarnation: int
 
 @pytest.fixture
 def ended() -> list[Member]:
-    """The members whose end was reported."""
     return []
 
 
@@ -53,7 +51,6 @@ def open_files() -> int:
 async def test_all_members_of_a_killed_process_are_reported(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """Each member of a killed process is reported once, as in its last heartbeat."""
     members = [member(process.pid, "a"), member(process.pid, "b")]
     for each in members:
         processes.observe(each)
@@ -78,7 +75,6 @@ async def test_a_member_that_sent_a_goodbye_is_not_reported(
 async def test_what_is_not_of_this_machine_is_not_watched(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """Another host, a pid that another process has here, one that no process has, and the watcher itself are not watched."""
     processes.observe(member(process.pid, host="elsewhere"))
     processes.observe(member(process.pid, incarnation=1))
     processes.observe(member(2**22 + 1))
@@ -92,7 +88,6 @@ async def test_what_is_not_of_this_machine_is_not_watched(
 async def test_none_is_reported_after_the_end(
     processes: LocalProcesses, ended: list[Member], process: subprocess.Popen[bytes]
 ) -> None:
-    """After `close` no end is reported, and no file is left open."""
     before = open_files()
     processes.observe(member(process.pid))
     processes.close()

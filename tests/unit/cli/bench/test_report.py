@@ -29,7 +29,6 @@ def test_a_target_bounds_the_ratio(target: Target, ratio: float, holds: bool) ->
 
 
 def test_without_a_reference_nothing_holds_or_fails() -> None:
-    """Without a reference, with a reference of 0 or without a target, a row neither holds nor fails."""
     assert (ReportRow("x", 1.0).ratio, ReportRow("x", 1.0, None, Target(at_most=1)).holds) == (None, None)
     assert ReportRow("x", 1.0, 0.0, Target(at_most=1)).holds is None
     assert (ReportRow("x", 1.0, 2.0).ratio, ReportRow("x", 1.0, 2.0).holds) == (0.5, None)

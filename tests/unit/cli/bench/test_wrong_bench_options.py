@@ -10,38 +10,13 @@ from spotwise.cli.bench.servers import up_arguments
 from tests.unit.cli.command_line import CommandLine
 
 
-@pytest.mark.parametrize(
-    ("command", "option", "value"),
-    [
-        ("peer", "--workloads", "w7"),
-        ("peer", "--skip-peer", "nowhere.json"),
-        ("dev batching", "--rates", "-1"),
-        ("dev batching", "--plot", "curve.txt"),
-        ("dev memory", "--up-args", "--kv-cache '1GiB"),
-        ("dev memory", "--json", "."),
-        ("dev transfer", "--lengths", "0,128"),
-        ("dev policy", "--policies", "mlfq"),
-    ],
-)
-def test_a_wrong_option_is_named(
-    spotwise: CommandLine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, option: str, value: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    ended = spotwise("bench", *command.split(), f"{option}={value}")
-    assert ended.status == 2, ended.stderr
-    [line] = ended.stderr.splitlines()
-    assert line.startswith(f"error: {option}")
-
-
 def test_an_absent_peer_is_reported_at_once(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Exit status 1, and how to install it."""
     ended = spotwise("bench", "peer", "--vllm", str(tmp_path / "vllm"))
     assert ended.status == 1
     assert "scripts/peer.sh" in ended.stderr
 
 
 def test_arguments_for_up_are_words_of_a_shell() -> None:
-    """Arguments for `up` are split as by a shell, so that quoted ones stay whole."""
     assert up_arguments("") == []
     assert up_arguments("--kv-cache 1GiB --model 'my model'") == ["--kv-cache", "1GiB", "--model", "my model"]
 

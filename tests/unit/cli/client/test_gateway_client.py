@@ -18,8 +18,6 @@ FULL = {"error": {"message": "the mesh is full"}}
 
 
 def client_of(answer: httpx.Response | httpx.HTTPError) -> GatewayClient:
-    """Return a client of a server that gives every request this answer."""
-
     def serve(request: httpx.Request) -> httpx.Response:
         if isinstance(answer, httpx.HTTPError):
             raise answer

@@ -43,7 +43,6 @@ EMBEDDING = {"model.embed_tokens.weight": (50, 8)}
 
 
 def test_a_folder_has_its_shape_and_bytes(tmp_path: Path) -> None:
-    """The shape has the bytes of a layer, of the embedding and of the head."""
     folder = _folder(
         tmp_path / "mine", CONFIG, LAYERS | EMBEDDING | {"lm_head.weight": (50, 8), "model.norm.weight": (8,)}
     )

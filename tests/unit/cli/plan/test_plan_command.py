@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import orjson
 import pytest
 
-from tests.unit.cli.command_line import CommandLine
+from tests.unit.cli.command_line import CommandLine, RefusalOf, ReportOf
 
 
-def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_path: Path) -> None:
-    file, picture = tmp_path / "plan.json", tmp_path / "plan.svg"
-    ended = spotwise(*f"plan --from 2,3,4 --to 2,2,8 --json {file} --plot {picture}".split())
-    assert ended.status == 0, ended.stderr
+def test_a_plan_shows_what_moves_and_what_that_saves(report_of: ReportOf, tmp_path: Path) -> None:
+    report = report_of("plan --from 2,3,4 --to 2,2,8 --plot @plan.svg")
     for text in (
         "longest pause",
         "restart",
@@ -22,9 +19,9 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
         "when stages may start",
         "i6 i7 join",
     ):
-        assert text in ended.stdout
-    assert "<svg" in picture.read_text()
-    plan = orjson.loads(file.read_bytes())
+        assert text in report.text
+    assert "<svg" in (tmp_path / "plan.svg").read_text()
+    plan = report.document
     assert (plan["from"], plan["to"]) == ("2,3,4,1", "2,2,8,1")
     assert len(plan["positions"]) == 32
     assert set(plan["stage_start_s"]) == {"0.0", "0.1", "1.0", "1.1"}
@@ -35,76 +32,54 @@ def test_a_plan_shows_what_moves_and_what_that_saves(spotwise: CommandLine, tmp_
     assert max(plan["stage_start_s"].values()) == pytest.approx(plan["done_s"])
 
 
-def test_newcomers_share_what_they_read_from_storage(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_newcomers_share_what_they_read_from_storage(report_of: ReportOf) -> None:
     """All is lost, and two instances come: one read of the weights is passed on, where `--read-each` reads them twice."""
-    file = tmp_path / "plan.json"
-    command = f"plan --from 1,1,4 --to 2,1,4 --lost 0 --joining 2 --json {file}"
-
-    def plan(more: str = "") -> dict[str, float]:
-        ended = spotwise(*f"{command} {more}".split())
-        assert ended.status == 0, ended.stderr
-        figures = orjson.loads(file.read_bytes())
-        return {name: figures[name] for name in ("storage_bytes", "moved_bytes", "naive_bytes", "done_s")}
-
-    shared, each = plan(), plan("--read-each")
+    command = "plan --from 1,1,4 --to 2,1,4 --lost 0 --joining 2"
+    shared, each = report_of(command).document, report_of(f"{command} --read-each").document
     assert shared["storage_bytes"] == each["storage_bytes"] / 2 == shared["moved_bytes"]
     assert each["storage_bytes"] == each["naive_bytes"]
     assert 0.5 < shared["done_s"] / each["done_s"] < 0.55
 
 
-def test_pipelines_that_stay_in_place_do_not_stop(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_pipelines_that_stay_in_place_do_not_stop(report_of: ReportOf) -> None:
     """One pipeline loses its instance, and the other continues: no KV moves to it."""
-    file = tmp_path / "plan.json"
-    ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --requests 0 --json {file}".split())
-    assert ended.status == 0, ended.stderr
-    plan = orjson.loads(file.read_bytes())
+    plan = report_of("plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --requests 0").document
     assert plan["running_on"] == {"0": 0}
     assert plan["pause_s"] == {"0": 0.0}
     assert plan["transfers"] == []
     assert set(plan["positions"]) == {"i0:0", "i0:1", "i0:2", "i0:3"}
 
 
-def test_the_most_decoded_requests_continue(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_the_most_decoded_requests_continue(report_of: ReportOf) -> None:
     """Where half of the requests fit, the most decoded of each pipeline continue, and KV on other devices moves."""
-    file = tmp_path / "plan.json"
-    ended = spotwise(*f"plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1 --json {file}".split())
-    assert ended.status == 0, ended.stderr
-    plan = orjson.loads(file.read_bytes())
+    plan = report_of("plan --from 2,1,4,2 --to 1,1,4,2 --leaving 1").document
     assert plan["running"] == {"0": ["r0.0", "r1.0"]}
     assert plan["waiting"] == ["r0.1", "r1.1"]
     assert {(each["part"], each["request"]) for each in plan["transfers"]} == {("kv", "r1.0")}
     assert plan["pause_s"]["0"] == pytest.approx(plan["kv_done_s"])
 
 
-def test_a_dying_instance_sends_what_only_it_has(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_dying_instance_sends_what_only_it_has(report_of: ReportOf) -> None:
     """Given time; without notice, it comes from storage and requests are computed again."""
-    noticed, unnoticed = tmp_path / "noticed.json", tmp_path / "unnoticed.json"
     change = "plan --from 1,2,4 --to 1,2,4"
-    assert spotwise(*f"{change} --leaving 1 --grace 60 --json {noticed}".split()).status == 0
-    assert spotwise(*f"{change} --lost 1 --json {unnoticed}".split()).status == 0
-    with_notice, without = (orjson.loads(file.read_bytes()) for file in (noticed, unnoticed))
+    with_notice, without = (report_of(f"{change} {how}").document for how in ("--leaving 1 --grace 60", "--lost 1"))
     assert with_notice["storage_bytes"] == 0
     assert with_notice["recomputed"] == []
     assert {each["source"][:2] for each in with_notice["transfers"]} == {"i1"}
     assert with_notice["transfers"][0]["part"] == "kv"
-    assert without["storage_bytes"] == with_notice["moved_bytes"] - _kv_bytes(with_notice)
+    kv_bytes = sum(each["bytes"] for each in with_notice["transfers"] if each["part"] == "kv")
+    assert without["storage_bytes"] == with_notice["moved_bytes"] - kv_bytes
     assert without["waiting"] == ["r0.0"]
 
 
-def test_a_buffer_is_kept_to(spotwise: CommandLine, tmp_path: Path) -> None:
-    """Every instance keeps to the buffer, at a cost of time."""
-    free, bound = tmp_path / "free.json", tmp_path / "bound.json"
-    change = "plan --from 1,4,4 --to 1,2,8"
-    assert spotwise(*f"{change} --json {free}".split()).status == 0
-    assert spotwise(*f"{change} --buffer 256MiB --json {bound}".split()).status == 0
-    without, within = (orjson.loads(file.read_bytes()) for file in (free, bound))
+def test_a_buffer_is_kept_to(report_of: ReportOf) -> None:
+    """At a cost of time."""
+    without, within = (
+        report_of(f"plan --from 1,4,4 --to 1,2,8 {buffer}").document for buffer in ("", "--buffer 256MiB")
+    )
     assert max(within["peak_buffer_bytes"].values()) <= 256 << 20 < max(without["peak_buffer_bytes"].values())
     assert within["done_s"] >= without["done_s"]
     assert within["moved_bytes"] == without["moved_bytes"]
-
-
-def _kv_bytes(plan: dict[str, list[dict[str, int | str]]]) -> int:
-    return sum(int(each["bytes"]) for each in plan["transfers"] if each["part"] == "kv")
 
 
 def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
@@ -113,12 +88,11 @@ def test_a_live_plan_asks_a_running_mesh(spotwise: CommandLine) -> None:
     assert "nowhere" in ended.stderr
 
 
-def test_a_title_names_a_few_instances(spotwise: CommandLine) -> None:
+def test_a_title_names_a_few_instances(report_of: ReportOf) -> None:
     """Of many instances under notice, and many that join, four are named, and the others counted."""
     leaving = ",".join(map(str, range(30)))
-    ended = spotwise(*f"plan --from 16,2,4 --to 16,2,4 --leaving {leaving} --rows 1".split())
-    assert ended.status == 0, ended.stderr
-    assert "; i0 i1 i2 i3 +26 under notice, 30 s left; i32 i33 i34 i35 +26 join" in " ".join(ended.stdout.split())
+    report = report_of(f"plan --from 16,2,4 --to 16,2,4 --leaving {leaving} --rows 1")
+    assert "; i0 i1 i2 i3 +26 under notice, 30 s left; i32 i33 i34 i35 +26 join" in report.text
 
 
 @pytest.mark.parametrize(
@@ -145,8 +119,5 @@ def test_a_title_names_a_few_instances(spotwise: CommandLine) -> None:
         ("--from 2,3,4 --to 2,2,8 --tokens 100 --decoded 101", "--decoded 101: a request has 100 tokens"),
     ],
 )
-def test_a_wrong_option_is_named(spotwise: CommandLine, options: str, named: str) -> None:
-    ended = spotwise("plan", *options.split())
-    assert ended.status == 2
-    assert named in ended.stderr
-    assert len(ended.stderr.splitlines()) == 1
+def test_a_wrong_option_is_named(refusal_of: RefusalOf, options: str, named: str) -> None:
+    assert named in refusal_of(f"plan {options}")

@@ -5,14 +5,12 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 
 from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.files.cost_profile import profile_as_dict
-from tests.unit.cli.command_line import CommandLine
+from tests.unit.cli.builders import write_profile
+from tests.unit.cli.command_line import RefusalOf, ReportOf
 
 MACHINES = """
 name = "mine"
@@ -51,66 +49,58 @@ share = 1
 """
 
 
+QUICK = {"prompt_tokens": 64, "prompt_context": 32.0, "decodes": 2, "decode_context": 80.0}
+
+
 def write_cluster(
     folder: Path, *, measured: dict[str, float] | None = None, described: str = "", more: str = ""
-) -> Path:
+) -> None:
     """A cluster file of two kinds, with what their profiles measured."""
-    document = profile_as_dict(BUILT_IN) | {"name": "a profile", "message_s": 0.001, "measured_range": measured}
-    (folder / "measured.json").write_bytes(orjson.dumps(document))
-    path = folder / "cluster.toml"
-    path.write_text(MACHINES.format(kv_bytes=BUILT_IN.kv_bytes_per_token, range=described) + more)
-    return path
+    write_profile(folder / "measured.json", name="a profile", message_s=0.001, measured_range=measured)
+    text = MACHINES.format(kv_bytes=BUILT_IN.kv_bytes_per_token, range=described)
+    (folder / "cluster.toml").write_text(text + more)
 
 
-def write_chats(folder: Path) -> Path:
+RUN = "simulate run --cluster @cluster.toml --jobs 1"
+CHATS = "--trace @chats.jsonl --block-tokens 16"
+
+
+def write_chats(folder: Path) -> None:
     """Ten prompts with the same first three of four blocks of 16 tokens."""
     line = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
-    path = folder / "chats.jsonl"
-    path.write_text("\n".join(line.format(second, 100 + second) for second in range(10)))
-    return path
+    (folder / "chats.jsonl").write_text("\n".join(line.format(second, 100 + second) for second in range(10)))
 
 
-def simulated(spotwise: CommandLine, folder: Path, options: str) -> tuple[dict[str, Any], str]:
-    """Run the cluster file with a trace; the document and the report."""
-    file = folder / "run.json"
-    files = f"--cluster {folder / 'cluster.toml'} --json {file}"
-    ended = spotwise(*f"simulate run {files} --jobs 1 {options}".split())
-    assert ended.status == 0, ended.stderr
-    document: dict[str, Any] = orjson.loads(file.read_bytes())
-    return document, " ".join(ended.stdout.split())
-
-
-def test_machines_of_a_cluster_file_have_prefix_caches(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_machines_of_a_cluster_file_have_prefix_caches(report_of: ReportOf, tmp_path: Path) -> None:
     """Where the trace has hashes, unless they are switched off; and every request is a row."""
     write_cluster(tmp_path)
-    options = f"--trace {write_chats(tmp_path)} --block-tokens 16 --arrivals trace --requests {tmp_path / 'rows.csv'}"
-    document, report = simulated(spotwise, tmp_path, options)
-    assert document["runs"][0]["cached_prompt_share"] == pytest.approx(0.9 * 48 / 64)
-    assert "67.5% of the prompt tokens were found in prefix caches" in report
+    write_chats(tmp_path)
+    report_of(f"{RUN} {CHATS} --arrivals trace --requests {tmp_path / 'rows.csv'}")
     rows = list(csv.DictReader((tmp_path / "rows.csv").read_text().splitlines()))
     assert [row["cached_tokens"] for row in rows] == ["0", *["48"] * 9]
     assert {row["prompt_machine"] for row in rows} == {"m0"}
     assert {row["token_machine"] for row in rows} <= {"m1", "m2"}
-    document, report = simulated(spotwise, tmp_path, f"{options} --no-prefix-caching")
-    assert document["runs"][0]["cached_prompt_share"] is None
-    assert "prefix caches" not in report
+    report = report_of(f"{RUN} {CHATS} --arrivals trace --no-prefix-caching")
+    assert report.document["runs"][0]["cached_prompt_share"] is None
 
 
 @pytest.mark.parametrize("policy", ["fcfs", "mlfq", "srpt", "priority"])
-def test_prefixes_are_found_with_every_discipline(spotwise: CommandLine, tmp_path: Path, policy: str) -> None:
+def test_prefixes_are_found_with_every_discipline(report_of: ReportOf, tmp_path: Path, policy: str) -> None:
     write_cluster(tmp_path, more=PRIORITIES)
-    options = f"--trace {write_chats(tmp_path)} --block-tokens 16 --arrivals trace --policy {policy}"
-    (run,) = simulated(spotwise, tmp_path, options)[0]["runs"]
+    write_chats(tmp_path)
+    (run,) = report_of(f"{RUN} {CHATS} --arrivals trace --policy {policy}").document["runs"]
     assert run["requests"]["completed"] == 10
     assert run["cached_prompt_share"] == pytest.approx(0.9 * 48 / 64)
 
 
-def test_rows_have_the_rate_and_the_seed_of_their_run(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_rows_have_the_rate_and_the_seed_of_their_run(report_of: ReportOf, tmp_path: Path) -> None:
     """In the order of the runs, with the requests' priorities; figures are those of the document, and of runs without rows."""
     write_cluster(tmp_path, more=PRIORITIES)
+    write_chats(tmp_path)
     rows = tmp_path / "rows.csv"
-    options = f"--trace {write_chats(tmp_path)} --block-tokens 16 --jointly --rates 2,4 --seed 5 --seeds 2 --seconds 6"
-    document, report = simulated(spotwise, tmp_path, f"{options} --requests {rows}")
+    command = f"{RUN} {CHATS} --jointly --rates 2,4 --seed 5 --seeds 2 --seconds 6"
+    report = report_of(f"{command} --requests {rows}")
+    document = report.document
     runs = {(run["rate"], run["seed"]): run for run in document["runs"]}
     requests = list(csv.DictReader(rows.read_text().splitlines()))
     by_run = Counter((float(row["rate"]), int(row["seed"])) for row in requests)
@@ -127,20 +117,18 @@ def test_rows_have_the_rate_and_the_seed_of_their_run(spotwise: CommandLine, tmp
     assert means[0]["cached_prompt_share"]["mean"] == pytest.approx(
         sum(runs[2.0, seed]["cached_prompt_share"] for seed in (5, 6)) / 2
     )
-    assert f"{means[0]['cached_prompt_share']['mean']:.1%} ± " in report
+    assert f"{means[0]['cached_prompt_share']['mean']:.1%} ± " in report.text
     assert [each["seeds_in_steady_state"] for each in means] == [2, 2]
-    again, _ = simulated(spotwise, tmp_path, options)
-    assert again["means"] == means
+    assert report_of(command).document["means"] == means
 
 
-def test_each_kind_is_marked_beyond_its_own_profile(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_each_kind_is_marked_beyond_its_own_profile(report_of: ReportOf, tmp_path: Path) -> None:
     """In the report and the document, with the share of the time of both; a profile without a range is named."""
     wide = "measured_range = { prompt_tokens = 9000, prompt_context = 9000, decodes = 900, decode_context = 90_000 }"
-    quick = {"prompt_tokens": 64, "prompt_context": 32.0, "decodes": 2, "decode_context": 80.0}
-    options = "--workload code --rates 2 --seconds 10"
-    write_cluster(tmp_path, measured=quick, described=wide)
-    document, report = simulated(spotwise, tmp_path, options)
-    beyond = document["runs"][0]["beyond_profile"]
+    command = f"{RUN} --workload code --rates 2 --seconds 10"
+    write_cluster(tmp_path, measured=QUICK, described=wide)
+    report = report_of(command)
+    beyond = report.document["runs"][0]["beyond_profile"]
     measured, described = beyond["machines"]
     assert (measured["kind"], described["kind"]) == ("measured", "described")
     assert measured["share"] > 0.9
@@ -149,78 +137,69 @@ def test_each_kind_is_marked_beyond_its_own_profile(spotwise: CommandLine, tmp_p
     assert (
         f"{beyond['share']:.1%} of the iterations' time of measured, described lies beyond what their profiles measured, and "
         f"is extrapolated: of measured {measured['share']:.1%}: more than 64 prompt tokens at once"
-    ) in report
-    assert "does not say" not in report
+    ) in report.text
+    assert "does not say" not in report.text
 
-    write_cluster(tmp_path, measured=quick)
-    document, report = simulated(spotwise, tmp_path, options)
-    assert [each["kind"] for each in document["runs"][0]["beyond_profile"]["machines"]] == ["measured"]
-    assert "The profile of described does not say how far it was measured" in report
-    document, report = simulated(spotwise, tmp_path, f"{options} --seeds 2")
-    shares = [run["beyond_profile"]["share"] for run in document["runs"]]
-    assert document["means"][0]["beyond_profile"]["mean"] == pytest.approx(sum(shares) / 2)
+    write_cluster(tmp_path, measured=QUICK)
+    report = report_of(command)
+    assert [each["kind"] for each in report.document["runs"][0]["beyond_profile"]["machines"]] == ["measured"]
+    assert "The profile of described does not say how far it was measured" in report.text
+    report = report_of(f"{command} --seeds 2")
+    shares = [run["beyond_profile"]["share"] for run in report.document["runs"]]
+    assert report.document["means"][0]["beyond_profile"]["mean"] == pytest.approx(sum(shares) / 2)
     assert (
-        f"With seed {shares.index(max(shares))}, where it is most, {max(shares):.1%} of the iterations' time" in report
+        f"With seed {shares.index(max(shares))}, where it is most, {max(shares):.1%} of the iterations' time"
+        in report.text
     )
-    assert "The profile of described does not say how far it was measured" in report
+    assert "The profile of described does not say how far it was measured" in report.text
 
     write_cluster(tmp_path)
-    document, _ = simulated(spotwise, tmp_path, options)
-    assert document["runs"][0]["beyond_profile"] is None
+    assert report_of(command).document["runs"][0]["beyond_profile"] is None
 
 
-def test_seeds_without_a_steady_state_are_counted(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_seeds_without_a_steady_state_are_counted(report_of: ReportOf, tmp_path: Path) -> None:
     write_cluster(tmp_path)
-    document, report = simulated(spotwise, tmp_path, "--workload code --rates 2 --seconds 2 --seeds 2")
-    assert document["means"][0]["seeds_in_steady_state"] == 0
-    assert "No steady state with 2 of 2 seeds: with seed " in report
+    report = report_of(f"{RUN} --workload code --rates 2 --seconds 2 --seeds 2")
+    assert report.document["means"][0]["seeds_in_steady_state"] == 0
+    assert "No steady state with 2 of 2 seeds: with seed " in report.text
 
 
-def test_the_papers_machines_are_not_marked(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_the_papers_machines_are_not_marked(report_of: ReportOf, tmp_path: Path) -> None:
     """Nor asked for a range, alone and in a file."""
     (tmp_path / "cluster.toml").write_text(
         'model = "llama2-70b"\n[[machines]]\nname = "a"\nkind = "dgx-a100"\ncount = 1\n'
         '[[machines]]\nname = "h"\nkind = "dgx-h100"\ncount = 1\n'
     )
-    document, report = simulated(spotwise, tmp_path, "--workload code --rates 1 --seconds 5")
-    assert document["runs"][0]["beyond_profile"] is None
-    assert "does not say" not in report
+    report = report_of(f"{RUN} --workload code --rates 1 --seconds 5")
+    assert report.document["runs"][0]["beyond_profile"] is None
+    assert "does not say" not in report.text
 
 
-def test_a_trace_that_is_wrong_is_reported_before_a_search(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_trace_that_is_wrong_is_reported_before_a_search(refusal_of: RefusalOf, tmp_path: Path) -> None:
     """As the trace's fault, and not the cluster file's."""
-    cluster, trace = write_cluster(tmp_path), tmp_path / "wrong.jsonl"
-    trace.write_text('{"timestamp": 1, "hash_ids": [1]}')
-    arguments = f"simulate provision --objective machines --rate 4 --cluster {cluster} --trace {trace} --jointly"
-    ended = spotwise(*arguments.split())
-    assert ended.status == 2
-    assert "wrong.jsonl, line 1: no column" in " ".join(ended.stderr.split())
-    assert "--cluster" not in ended.stderr
+    write_cluster(tmp_path)
+    (tmp_path / "wrong.jsonl").write_text('{"timestamp": 1, "hash_ids": [1]}')
+    search = "--objective machines --rate 4 --cluster @cluster.toml --jointly"
+    refusal = refusal_of(f"simulate provision {search} --trace @wrong.jsonl")
+    assert "wrong.jsonl, line 1: no column" in refusal
+    assert "--cluster" not in refusal
 
 
-def test_machines_are_provisioned_for_prompts_that_begin_alike(spotwise: CommandLine, tmp_path: Path) -> None:
-    cluster, trace = write_cluster(tmp_path), write_chats(tmp_path)
-    load = f"--trace {trace} --block-tokens 16 --jointly --seconds 3"
-    ended = spotwise(
-        *f"simulate provision --objective machines --rate 4 --cluster {cluster} --most 2,2 --jobs 1 {load}".split()
-    )
-    assert ended.status == 0, ended.stderr
-    assert "measured+described" in " ".join(ended.stdout.split())
+def test_machines_are_provisioned_for_prompts_that_begin_alike(report_of: ReportOf, tmp_path: Path) -> None:
+    write_cluster(tmp_path)
+    write_chats(tmp_path)
+    search = "--objective machines --rate 4 --cluster @cluster.toml --most 2,2 --jobs 1"
+    assert "measured+described" in report_of(f"simulate provision {search} {CHATS} --jointly --seconds 3").text
 
 
 @pytest.mark.parametrize(
     "options", ["--objective machines --rate 2 --most 3,3", "--objective throughput --max-machines 2 --step 1"]
 )
-def test_what_is_provisioned_beyond_a_profile_is_marked(spotwise: CommandLine, tmp_path: Path, options: str) -> None:
-    quick = {"prompt_tokens": 64, "prompt_context": 32.0, "decodes": 2, "decode_context": 80.0}
-    bounds = "[objectives]\nseconds = { ttft = { p90 = 9 } }\n"
-    cluster, file = write_cluster(tmp_path, measured=quick, more=bounds), tmp_path / "found.json"
-    load = "--workload code --seconds 4 --jobs 1"
-    ended = spotwise(*f"simulate provision --cluster {cluster} {options} {load} --json {file}".split())
-    assert ended.status == 0, ended.stderr
-    beyond = orjson.loads(file.read_bytes())["beyond_profile"]["measured+described"]
+def test_what_is_provisioned_beyond_a_profile_is_marked(report_of: ReportOf, tmp_path: Path, options: str) -> None:
+    write_cluster(tmp_path, measured=QUICK, more="[objectives]\nseconds = { ttft = { p90 = 9 } }\n")
+    report = report_of(f"simulate provision --cluster @cluster.toml {options} --workload code --seconds 4 --jobs 1")
+    beyond = report.document["beyond_profile"]["measured+described"]
     assert [each["kind"] for each in beyond["machines"]] == ["measured"]
     assert beyond["share"] > 0.5
-    report = " ".join(ended.stdout.split())
-    assert f"measured+described: {beyond['share']:.1%} of the iterations' time of measured lies beyond" in report
-    assert "The profile of described does not say how far it was measured" in report
+    assert f"measured+described: {beyond['share']:.1%} of the iterations' time of measured lies beyond" in report.text
+    assert "The profile of described does not say how far it was measured" in report.text

@@ -16,7 +16,6 @@ from tests.unit.cli.command_line import CommandLine
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for what is compiled."""
     for module in (build, modules):
         monkeypatch.setattr(module, "folders", lambda: (tmp_path / "beside", tmp_path / "cache"))
     return tmp_path / "beside"

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
-import orjson
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN
-from spotwise.files.cost_profile import profile_as_dict
-from tests.unit.cli.command_line import CommandLine
+from tests.unit.cli.builders import write_profile
+from tests.unit.cli.command_line import RefusalOf, ReportOf
 
 TINY = "--workload code --seconds 5 --jobs 1"
 TWO_KINDS = """
@@ -40,19 +37,15 @@ of = "paper"
 
 @pytest.fixture
 def cluster(tmp_path: Path) -> Path:
-    """A cluster file with a recorded profile beside it."""
-    (tmp_path / "measured.json").write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    write_profile(tmp_path / "measured.json")
     path = tmp_path / "cluster.toml"
     path.write_text('name = "mine"\nmodel = "llama2-70b"\n' + TWO_KINDS)
     return path
 
 
-def test_a_cluster_file_is_simulated(spotwise: CommandLine, cluster: Path, tmp_path: Path) -> None:
+def test_a_cluster_file_is_simulated(report_of: ReportOf, cluster: Path) -> None:
     """The report has its objectives, priorities and events, and the document all that it depends on."""
-    file = tmp_path / "run.json"
-    arguments = f"simulate run --cluster {cluster} --rates 4 {TINY} --policy mlfq --no-break-even --json {file}"
-    ended = spotwise(*arguments.split())
-    assert ended.status == 0, ended.stderr
+    report = report_of(f"simulate run --cluster {cluster} --rates 4 {TINY} --policy mlfq --no-break-even")
     for text in (
         "mine (1, 2)",
         "of 9,000 ms",
@@ -60,8 +53,8 @@ def test_a_cluster_file_is_simulated(spotwise: CommandLine, cluster: Path, tmp_p
         "1 machine left: ",
         "priority",
     ):
-        assert text in ended.stdout
-    (run,) = orjson.loads(file.read_bytes())["runs"]
+        assert text in report.text
+    (run,) = report.document["runs"]
     assert run["design"] == "mine"
     assert run["machines"] == [
         {"kind": "measured", "count": 1, "pool": "prompt"},
@@ -76,17 +69,13 @@ def test_a_cluster_file_is_simulated(spotwise: CommandLine, cluster: Path, tmp_p
     assert 0 < run["spent_usd"] < run["price_per_hour"] * run["ended_s"] / 3600
 
 
-def test_several_seeds_give_means_with_intervals(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_several_seeds_give_means_with_intervals(report_of: ReportOf, tmp_path: Path) -> None:
     """Of each rate; every run is in the document, too."""
-    file, plot = tmp_path / "run.json", tmp_path / "latencies.svg"
-    arguments = (
-        f"simulate run --design HH --machines 2,1 --rates 2,4 --seed 7 --seeds 3 {TINY} --json {file} --plot {plot}"
-    )
-    ended = spotwise(*arguments.split())
-    assert ended.status == 0, ended.stderr
-    assert "means of 3 seeds ± 95 %" in " ".join(ended.stdout.split())
-    assert "objectives hold with" in ended.stdout
-    document = orjson.loads(file.read_bytes())
+    plot = tmp_path / "latencies.svg"
+    report = report_of(f"simulate run --design HH --machines 2,1 --rates 2,4 --seed 7 --seeds 3 {TINY} --plot {plot}")
+    assert "means of 3 seeds ± 95 %" in report.text
+    assert "objectives hold with" in report.text
+    document = report.document
     assert [(run["rate"], run["seed"]) for run in document["runs"]] == [(r, s) for r in (2, 4) for s in (7, 8, 9)]
     assert [(means["rate"], means["seeds"]) for means in document["means"]] == [(2, [7, 8, 9]), (4, [7, 8, 9])]
     for number, means in enumerate(document["means"]):
@@ -100,55 +89,45 @@ def test_several_seeds_give_means_with_intervals(spotwise: CommandLine, tmp_path
     assert plot.stat().st_size > 1000
 
 
-def test_a_profile_by_hand_is_a_machine(spotwise: CommandLine, tmp_path: Path) -> None:
+def test_a_profile_by_hand_is_a_machine(report_of: ReportOf, tmp_path: Path) -> None:
     """In TOML, where a recorded one may be."""
-    profile = tmp_path / "mine.toml"
-    profile.write_text(
+    (tmp_path / "mine.toml").write_text(
         'format = "spotwise-cost-profile/1"\nkv_bytes_per_token = 1000\nkv_tokens = 50_000\n[iteration]\nkind = "table"\n'
         "prompt = { at = [1, 512], seconds = [0.02, 0.1] }\ndecode = { at = [1, 64], seconds = [0.02, 0.03] }\n"
         "prompt_context_s = 0\ndecode_context_s = 0\n"
     )
-    ended = spotwise(*f"simulate run --profile {profile} --machines 2 --rates 2 {TINY}".split())
-    assert ended.status == 0, ended.stderr
-    assert "Recorded (2)" in ended.stdout
+    assert "Recorded (2)" in report_of(f"simulate run --profile @mine.toml --machines 2 --rates 2 {TINY}").text
 
 
-def test_several_seeds_have_a_mean_bill(spotwise: CommandLine, cluster: Path) -> None:
-    prices, file = cluster.with_name("prices.csv"), cluster.with_name("run.json")
-    prices.write_text("time_s,instance_type,market,price_per_h\n0,small,spot,3600\n")
-    options = f"--prices {prices} --machines 2 --rates 2 --seeds 2 {TINY} --json {file}"
-    ended = spotwise(*f"simulate run --profile {cluster.with_name('measured.json')} {options}".split())
-    assert ended.status == 0, ended.stderr
-    assert "Bill: " in ended.stdout
-    for run in orjson.loads(file.read_bytes())["runs"]:
+def test_several_seeds_have_a_mean_bill(report_of: ReportOf, cluster: Path) -> None:
+    cluster.with_name("prices.csv").write_text("time_s,instance_type,market,price_per_h\n0,small,spot,3600\n")
+    machines = "--profile @measured.json --prices @prices.csv --machines 2"
+    report = report_of(f"simulate run {machines} --rates 2 --seeds 2 {TINY}")
+    assert "Bill: " in report.text
+    for run in report.document["runs"]:
         assert run["bill_usd"] == pytest.approx(2 * run["ended_s"])
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
+    "options",
     [
-        ("--design HA", "--design"),
-        ("--machines 2,1", "--machines"),
-        ("--profile x.json", "--profile"),
-        ("--price 3", "--price"),
-        ("--leaving 1@2", "--leaving"),
-        ("--model llama2-70b", "--model"),
-        ("--decode-model published", "--decode-model"),
+        "--design HA",
+        "--machines 2,1",
+        "--profile x.json",
+        "--price 3",
+        "--leaving 1@2",
+        "--model llama2-70b",
+        "--decode-model published",
     ],
 )
-def test_what_the_file_says_is_no_option(spotwise: CommandLine, cluster: Path, options: str, named: str) -> None:
+def test_what_the_file_says_is_no_option(refusal_of: RefusalOf, cluster: Path, options: str) -> None:
     """An option that would have no effect is refused."""
-    ended = spotwise("simulate", "run", "--cluster", str(cluster), *options.split())
-    assert ended.status == 2, ended.stderr
-    assert f"{named}: --cluster" in " ".join(ended.stderr.split())
+    assert f"{options.split()[0]}: --cluster" in refusal_of(f"simulate run --cluster {cluster} {options}")
 
 
-def test_what_is_wrong_with_a_cluster_file_is_reported(spotwise: CommandLine, cluster: Path) -> None:
-    """With status 2, the file and the key."""
+def test_what_is_wrong_with_a_cluster_file_is_reported(refusal_of: RefusalOf, cluster: Path) -> None:
     cluster.write_text(cluster.read_text().replace("price_per_h", "price"))
-    ended = spotwise("simulate", "run", "--cluster", str(cluster))
-    assert ended.status == 2
-    assert "machines.0.price: there is no such key" in " ".join(ended.stderr.split())
+    assert "machines.0.price: there is no such key" in refusal_of(f"simulate run --cluster {cluster}")
 
 
 @pytest.mark.parametrize(
@@ -158,15 +137,12 @@ def test_what_is_wrong_with_a_cluster_file_is_reported(spotwise: CommandLine, cl
         ("--reserve nothing", "--reserve"),
         ("--policy mlfq --decode-model published", "take the decode model honest"),
         ("--repurpose-window=-1", "--repurpose-window"),
-        ("--trace {trace} --arrivals trace --seeds 2", "--seeds"),
+        ("--trace @trace.csv --arrivals trace --seeds 2", "--seeds"),
     ],
 )
-def test_a_wrong_policy_is_named(spotwise: CommandLine, tmp_path: Path, options: str, named: str) -> None:
-    trace = tmp_path / "trace.csv"
-    trace.write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,5,20\n")
-    ended = spotwise("simulate", "run", *options.format(trace=trace).split())
-    assert ended.status == 2, ended.stderr
-    assert named in " ".join(ended.stderr.split())
+def test_a_wrong_policy_is_named(refusal_of: RefusalOf, tmp_path: Path, options: str, named: str) -> None:
+    (tmp_path / "trace.csv").write_text("TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:00,5,20\n")
+    assert named in refusal_of(f"simulate run {options}")
 
 
 KINDS = """
@@ -196,45 +172,38 @@ seconds = {{ ttft = {{ p90 = 0.4 }}, tbt = {{ p90 = {tbt_s} }} }}
 """
 
 
-def provision(spotwise: CommandLine, cluster: Path, text: str, options: str) -> dict[str, Any]:
-    """Search among a file's kinds of machine, and return the document."""
-    cluster.write_text(text)
-    file = cluster.with_name("found.json")
-    ended = spotwise(*f"simulate provision --cluster {cluster} {TINY} --json {file} {options}".split())
-    assert ended.status == 0, ended.stderr
-    found: dict[str, Any] = orjson.loads(file.read_bytes())
-    return found
-
-
 @pytest.mark.parametrize(("price", "best"), [(2, "both"), (50, "prompts+tokens")])
-def test_own_machines_are_provisioned(spotwise: CommandLine, cluster: Path, price: float, best: str) -> None:
-    text = KINDS.format(price=price, tbt_s=0.1)
-    found = provision(spotwise, cluster, text, "--objective cost --rate 12 --most 6,6")
-    assert set(found["designs"]) == {"both", "prompts+tokens"}
-    split = found["designs"]["prompts+tokens"]
+def test_own_machines_are_provisioned(report_of: ReportOf, cluster: Path, price: float, best: str) -> None:
+    cluster.write_text(KINDS.format(price=price, tbt_s=0.1))
+    options = f"--cluster {cluster} --objective cost --rate 12 --most 6,6"
+    designs = report_of(f"simulate provision {options} {TINY}").document["designs"]
+    assert set(designs) == {"both", "prompts+tokens"}
+    split = designs["prompts+tokens"]
     assert split["cost, $/h"] == 4 * split["prompt machines"] + 3 * split["token machines"]
-    assert found["designs"]["both"]["cost, $/h"] == price * found["designs"]["both"]["prompt machines"]
-    assert min(found["designs"], key=lambda name: found["designs"][name]["cost, $/h"]) == best
+    assert designs["both"]["cost, $/h"] == price * designs["both"]["prompt machines"]
+    assert min(designs, key=lambda name: designs[name]["cost, $/h"]) == best
 
 
-def test_own_objectives_decide_what_a_budget_carries(spotwise: CommandLine, cluster: Path) -> None:
-    options = "--objective throughput --max-machines 2 --step 2 --designs both"
-    loose, strict = (
-        provision(spotwise, cluster, KINDS.format(price=2, tbt_s=tbt_s), options)["designs"]["both"]["requests/s"]
-        for tbt_s in (0.2, 0.06)
-    )
-    assert 0 < strict < loose
+def test_own_objectives_decide_what_a_budget_carries(report_of: ReportOf, cluster: Path) -> None:
+    def carried(tbt_s: float) -> float:
+        cluster.write_text(KINDS.format(price=2, tbt_s=tbt_s))
+        options = f"--cluster {cluster} --objective throughput --max-machines 2 --step 2 --designs both"
+        rate: float = report_of(f"simulate provision {options} {TINY}").document["designs"]["both"]["requests/s"]
+        return rate
+
+    assert 0 < carried(0.06) < carried(0.2)
 
 
-def test_a_changed_file_is_searched_again(spotwise: CommandLine, cluster: Path) -> None:
-    runs = cluster.with_name("runs")
-    options = f"--objective cost --rate 4 --most 3,3 --designs both --runs {runs}"
-    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.1), options)
-    kept = runs.read_bytes()
-    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.1), options)
-    assert runs.read_bytes() == kept
-    provision(spotwise, cluster, KINDS.format(price=2, tbt_s=0.2), options)
-    assert len(runs.read_bytes()) > len(kept)
+def test_a_changed_file_is_searched_again(report_of: ReportOf, cluster: Path) -> None:
+    def kept(tbt_s: float) -> bytes:
+        cluster.write_text(KINDS.format(price=2, tbt_s=tbt_s))
+        options = f"--cluster {cluster} --objective cost --rate 4 --most 3,3 --designs both"
+        report_of(f"simulate provision {options} {TINY} --runs @runs")
+        return cluster.with_name("runs").read_bytes()
+
+    first = kept(0.1)
+    assert kept(0.1) == first
+    assert len(kept(0.2)) > len(first)
 
 
 @pytest.mark.parametrize(
@@ -253,10 +222,8 @@ def test_a_changed_file_is_searched_again(spotwise: CommandLine, cluster: Path) 
     ],
 )
 def test_what_cannot_be_bought_is_named(
-    spotwise: CommandLine, cluster: Path, text: str, options: str, named: str
+    refusal_of: RefusalOf, cluster: Path, text: str, options: str, named: str
 ) -> None:
     cluster.write_text(text)
-    arguments = f"simulate provision --objective cost --rate 4 --cluster {cluster} {options} {TINY}"
-    ended = spotwise(*arguments.split())
-    assert ended.status == 2, ended.stderr
-    assert named in " ".join(ended.stderr.split())
+    command = f"simulate provision --objective cost --rate 4 --cluster {cluster} {options} {TINY}"
+    assert named in refusal_of(command)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import orjson
 import pytest
 
 from spotwise.core.costs.cost_profile import BUILT_IN, MeasuredRange
-from spotwise.files.cost_profile import profile_as_dict
-from tests.unit.cli.command_line import CommandLine, Ended
+from tests.unit.cli.builders import write_profile
+from tests.unit.cli.command_line import CommandLine, RefusalOf, ReportOf
 
 SYSTEMS = ["spotwise", "restart", "rerouting"]
+SPOT = "simulate spot --jobs 1 --trace"
 
 
 @pytest.fixture
@@ -25,21 +25,15 @@ def folder(tmp_path: Path) -> Path:
     rows = "0,big,east,spot,36\n20,big,east,spot,72\n0,big,west,spot,360\n0,big,,on_demand,3600\n0,small,,spot,1\n"
     (tmp_path / "prices.csv").write_text("time_s,instance_type,zone,market,price_per_h\n" + rows)
     (tmp_path / "nodes.csv").write_text("node,zone,market\nb,,on_demand\nc,west,spot\n")
-    (tmp_path / "machine.json").write_bytes(orjson.dumps(profile_as_dict(BUILT_IN)))
+    write_profile(tmp_path / "machine.json")
     return tmp_path
 
 
-def simulate(spotwise: CommandLine, folder: Path, options: str = "", trace: str = "fleet.csv") -> Ended:
-    named = options.replace("@", f"{folder}/")
-    return spotwise(*f"simulate spot --jobs 1 --trace {folder}/{trace} {named}".split())
-
-
-def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, folder: Path) -> None:
+def test_systems_stand_side_by_side_with_their_bills(report_of: ReportOf, folder: Path) -> None:
     """All figures are printed, drawn, and in the file; the bill follows each instance's zone, market and prices."""
     own = "--load @load.csv --profile @machine.json --model llama2-70b --seed 3"
     paid = "--prices @prices.csv --instance-type big --zone east --nodes @nodes.csv"
-    ended = simulate(spotwise, folder, f"{own} {paid} --json @fleet.json --plot @fleet.png")
-    assert ended.status == 0, ended.stderr
+    report = report_of(f"{SPOT} @fleet.csv {own} {paid} --plot @fleet.png")
     for text in (
         *SYSTEMS,
         "60 requests before the trace's end, at their own times",
@@ -47,10 +41,10 @@ def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, fold
         "latency, p99",
         "prices.csv",
     ):
-        assert text in ended.stdout
-    assert "assumed" not in ended.stdout
+        assert text in report.text
+    assert "assumed" not in report.text
     assert (folder / "fleet.png").stat().st_size > 10_000
-    document = orjson.loads((folder / "fleet.json").read_bytes())
+    document = report.document
     assert document["trace"]["instances"] == [[0.0, 2], [30.0, 1], [40.0, 2], [60.0, 1]]
     assert (document["least_instances"], document["load"]["requests"]) == (1, 60)
     assert [each["system"] for each in document["systems"]] == SYSTEMS
@@ -62,15 +56,13 @@ def test_systems_stand_side_by_side_with_their_bills(spotwise: CommandLine, fold
         assert (each["spot_s"], each["on_demand_s"]) == (50.0, each["ended_s"])
 
 
-def test_a_load_beyond_the_profile_is_marked(spotwise: CommandLine, folder: Path) -> None:
+def test_a_load_beyond_the_profile_is_marked(report_of: ReportOf, folder: Path) -> None:
     measured = MeasuredRange(500, 250.0, 64, 10_000.0)
-    profile = replace(BUILT_IN, name="mine", measured=measured)
-    (folder / "machine.json").write_bytes(orjson.dumps(profile_as_dict(profile)))
-    own = "--load @load.csv --profile @machine.json --model llama2-70b --systems spotwise --json @fleet.json"
-    ended = simulate(spotwise, folder, own)
-    assert ended.status == 0, ended.stderr
-    assert "48.3% of the prompts are longer than 500 tokens" in " ".join(ended.stdout.split())
-    beyond = orjson.loads((folder / "fleet.json").read_bytes())["beyond_profile"]
+    write_profile(folder / "machine.json", replace(BUILT_IN, name="mine", measured=measured))
+    own = "--load @load.csv --profile @machine.json --model llama2-70b --systems spotwise"
+    report = report_of(f"{SPOT} @fleet.csv {own}")
+    assert "48.3% of the prompts are longer than 500 tokens" in report.text
+    beyond = report.document["beyond_profile"]
     assert beyond["measured"]["prompt_tokens"] == 500
     assert (beyond["longer_prompts"], beyond["longer_contexts"]) == (pytest.approx(29 / 60), 0.0)
 
@@ -87,15 +79,14 @@ on_demand = {price_per_h = 72, most = 1}
 """
 
 
-def test_a_fleet_file_lets_the_planner_buy(spotwise: CommandLine, folder: Path) -> None:
+def test_a_fleet_file_lets_the_planner_buy(report_of: ReportOf, folder: Path) -> None:
     """Instances are bought for the load, of nodes that are there or on demand, and the bill is the market's."""
     (folder / "fleet.toml").write_text(FLEET)
     own = "--fleet @fleet.toml --load @load.csv --model llama2-70b --spares 0 --latency-target 100 --hold 5"
-    ended = simulate(spotwise, folder, f"{own} --notice 10 --json @o.json --plot @o.png")
-    assert ended.status == 0, ended.stderr
-    assert "big at 36 $/h spot (at most 2), 72 $/h on demand (at most 1)" in " ".join(ended.stdout.split())
+    report = report_of(f"{SPOT} @fleet.csv {own} --notice 10 --plot @o.png")
+    assert "big at 36 $/h spot (at most 2), 72 $/h on demand (at most 1)" in report.text
     assert (folder / "o.png").stat().st_size > 10_000
-    document = orjson.loads((folder / "o.json").read_bytes())
+    document = report.document
     assert document["bought"] and [each["system"] for each in document["systems"]] == ["spotwise", "restart"]
     spotwise_run = document["systems"][0]
     assert spotwise_run["served"] == 60 and spotwise_run["spot_s"] > 0
@@ -118,72 +109,74 @@ def test_a_fleet_file_lets_the_planner_buy(spotwise: CommandLine, folder: Path) 
         ("--fleet @bare.toml --model llama2-70b", "types.big has no profile"),
     ],
 )
-def test_a_fleet_that_cannot_be_bought_is_refused(spotwise: CommandLine, folder: Path, options: str, said: str) -> None:
+def test_a_fleet_that_cannot_be_bought_is_refused(refusal_of: RefusalOf, folder: Path, options: str, said: str) -> None:
     (folder / "fleet.toml").write_text(FLEET)
     (folder / "bare.toml").write_text(FLEET.replace('profile = "machine.json"\n', ""))
     (folder / "two.toml").write_text(FLEET + '[[types]]\nname = "b"\nspot = {price_per_h = 1, most = 1}\n')
-    ended = simulate(spotwise, folder, options)
-    assert (ended.status, said in " ".join(ended.stderr.split())) == (2, True), ended.stderr
+    assert said in refusal_of(f"{SPOT} @fleet.csv {options}")
 
 
-def test_a_trace_alone_is_enough(spotwise: CommandLine, folder: Path) -> None:
-    ended = simulate(spotwise, folder, "--systems spotwise --json @fleet.json")
-    assert ended.status == 0, ended.stderr
-    assert "assumed: the machine (--profile), the load (--load, --rate)" in ended.stdout
-    assert "about Llama2-70B on a DGX-H100" in ended.stdout and "no prices" in ended.stdout
-    (only,) = orjson.loads((folder / "fleet.json").read_bytes())["systems"]
+def test_a_trace_alone_is_enough(report_of: ReportOf, folder: Path) -> None:
+    report = report_of(f"{SPOT} @fleet.csv --systems spotwise")
+    assert "assumed: the machine (--profile), the load (--load, --rate)" in report.text
+    assert "about Llama2-70B on a DGX-H100" in report.text and "no prices" in report.text
+    (only,) = report.document["systems"]
     assert only["bill_usd"] is None and only["served"] > 20
 
 
 @pytest.mark.parametrize(
-    "lines", ["0,add,a\n20000,remove,a\n", "0,add,a\n60000,add,b\n"], ids=["to nothing", "too small"]
+    ("lines", "memory", "said"),
+    [
+        ("0,add,a\n20000,remove,a\n", "", "1 instance had not answered them 9 s after the trace's end"),
+        (
+            "0,add,a\n60000,add,b\n",
+            "--memory 40GiB",
+            "no configuration of llama2-70b fits the 3 instances that are left",
+        ),
+    ],
+    ids=["to nothing", "too small"],
 )
-def test_a_fleet_that_cannot_serve_ends_with_a_report(spotwise: CommandLine, folder: Path, lines: str) -> None:
+def test_a_fleet_that_cannot_serve_ends_with_a_report(
+    report_of: ReportOf, folder: Path, lines: str, memory: str, said: str
+) -> None:
     """Nothing is left after 20 s; or an instance is too small for the model. What was not served is said and listed."""
     (folder / "small.csv").write_text(lines + "60000,add,z\n")
-    memory = "--memory 40GiB" if "b" in lines else ""
-    ended = simulate(spotwise, folder, f"--load @load.csv --drain 9 {memory} --json @o.json", "small.csv")
-    assert ended.status == 0, ended.stderr
-    said = " ".join(ended.stdout.split())
-    if memory:
-        assert "requests are not served: no configuration of llama2-70b fits the 3 instances that are left" in said
-    else:
-        assert "requests are not served: 1 instance had not answered them 9 s after the trace's end" in said
-    for each in orjson.loads((folder / "o.json").read_bytes())["systems"]:
+    report = report_of(f"{SPOT} @small.csv --load @load.csv --drain 9 {memory}")
+    assert f"requests are not served: {said}" in report.text
+    for each in report.document["systems"]:
         assert each["ended_s"] == 69.0
         assert each["served"] + len(each["unfinished"]) == 60
         assert all(set(request) == {"arrived_s", "output_tokens"} for request in each["unfinished"])
-    assert ("does not fit all the trace's instances" in ended.stdout) == bool(memory)
+    assert ("does not fit all the trace's instances" in report.text) == bool(memory)
 
 
 @pytest.mark.parametrize(
-    ("options", "said", "status"),
+    ("options", "said"),
     [
-        ("--load @none.csv", "none.csv cannot be read", 2),
-        ("--load @prices.csv", "prices.csv, line 1: no column TIMESTAMP", 2),
-        ("--prices @load.csv", "load.csv, line 1: no column time_s", 2),
-        ("--prices @prices.csv", "--instance-type: big, small", 2),
-        ("--prices @prices.csv --instance-type tiny", "--instance-type 'tiny'", 2),
-        ("--prices @prices.csv --instance-type big", "no price of big, spot; it has them in east, west", 2),
-        ("--prices @prices.csv --price 3", "--price: --prices has all prices", 2),
-        ("--zone east", "--zone: there are no prices", 2),
-        ("--nodes @fleet.csv", "fleet.csv, line 1: no column node", 2),
-        ("--profile @machine.json", "say which model was profiled with --model", 2),
-        ("--profile @load.csv --model llama2-70b", "--profile", 2),
-        ("--model gpt-20b", "--model GPT-20B: the profile is of a model with 327,680 bytes", 2),
-        ("--model none", "--model 'none' is no folder", 2),
-        ("--between 40,10", "--between '40,10': write two times within the trace's 60 s", 2),
-        ("--between x", "--between 'x'", 2),
-        ("--systems spotwise,foo", "--systems 'foo': choose of spotwise, restart, rerouting, eager", 2),
-        ("--memory much", "--memory 'much' is no size", 2),
-        ("--network 0", "--network '0' is no size", 2),
-        ("--drain -1", "--drain", 2),
-        ("--plot @fleet.txt", "--plot", 2),
+        ("--load @none.csv", "none.csv cannot be read"),
+        ("--load @prices.csv", "prices.csv, line 1: no column TIMESTAMP"),
+        ("--prices @load.csv", "load.csv, line 1: no column time_s"),
+        ("--prices @prices.csv", "--instance-type: big, small"),
+        ("--prices @prices.csv --instance-type tiny", "--instance-type 'tiny'"),
+        ("--prices @prices.csv --instance-type big", "no price of big, spot; it has them in east, west"),
+        ("--prices @prices.csv --price 3", "--price: --prices has all prices"),
+        ("--zone east", "--zone: there are no prices"),
+        ("--nodes @fleet.csv", "fleet.csv, line 1: no column node"),
+        ("--profile @machine.json", "say which model was profiled with --model"),
+        ("--profile @load.csv --model llama2-70b", "--profile"),
+        ("--model gpt-20b", "--model GPT-20B: the profile is of a model with 327,680 bytes"),
+        ("--model none", "--model 'none' is no folder"),
+        ("--between 40,10", "--between '40,10': write two times within the trace's 60 s"),
+        ("--between x", "--between 'x'"),
+        ("--systems spotwise,foo", "--systems 'foo': choose of spotwise, restart, rerouting, eager"),
+        ("--memory much", "--memory 'much' is no size"),
+        ("--network 0", "--network '0' is no size"),
+        ("--drain -1", "--drain"),
+        ("--plot @fleet.txt", "--plot"),
     ],
 )
-def test_a_wrong_input_is_named(spotwise: CommandLine, folder: Path, options: str, said: str, status: int) -> None:
-    ended = simulate(spotwise, folder, options)
-    assert (ended.status, said in ended.stderr) == (status, True), ended.stderr
+def test_a_wrong_input_is_named(refusal_of: RefusalOf, folder: Path, options: str, said: str) -> None:
+    assert said in refusal_of(f"{SPOT} @fleet.csv {options}")
 
 
 @pytest.mark.parametrize(
@@ -196,49 +189,51 @@ def test_a_wrong_input_is_named(spotwise: CommandLine, folder: Path, options: st
 )
 def test_a_wrong_trace_is_named(spotwise: CommandLine, folder: Path, lines: str, said: str) -> None:
     (folder / "wrong.csv").write_text(lines)
-    ended = simulate(spotwise, folder, trace="wrong.csv")
+    ended = spotwise(*f"{SPOT} {folder}/wrong.csv".split())
     assert ended.status in (1, 2) and "wrong.csv" in ended.stderr and said in ended.stderr
 
 
-def test_a_part_of_a_trace_may_be_taken(spotwise: CommandLine, folder: Path) -> None:
-    ended = simulate(spotwise, folder, "--between 35,60 --rate 2 --systems rerouting --json @o.json")
-    assert ended.status == 0, ended.stderr
-    document = orjson.loads((folder / "o.json").read_bytes())
+def test_a_part_of_a_trace_may_be_taken(report_of: ReportOf, folder: Path) -> None:
+    document = report_of(f"{SPOT} @fleet.csv --between 35,60 --rate 2 --systems rerouting").document
     assert document["trace"] == {"name": "fleet 35-60 s", "end_s": 25.0, "instances": [[0.0, 1], [5.0, 2], [25.0, 2]]}
 
 
 def test_instances_that_come_late_load_their_weights_and_before_them_nothing_serves(
-    spotwise: CommandLine, folder: Path
+    report_of: ReportOf, spotwise: CommandLine, folder: Path
 ) -> None:
     (folder / "late.csv").write_text("20000,add,a\n400000,add,b\n")
-    ended = simulate(spotwise, folder, "--rate 0.1 --systems spotwise --json @o.json", "late.csv")
-    assert ended.status == 0, ended.stderr
-    (only,) = orjson.loads((folder / "o.json").read_bytes())["systems"]
+    report = report_of(f"{SPOT} @late.csv --rate 0.1 --systems spotwise")
+    (only,) = report.document["systems"]
     weights = 135 * 2**30
     assert only["changes"][0]["storage_bytes"] == pytest.approx(weights, rel=1e-6)
-    assert "135.0 GiB" in ended.stdout
+    assert "135.0 GiB" in report.text
     assert only["latency_s"]["max"] > 100.0 and only["unfinished"] == []
-    nothing = simulate(spotwise, folder, "--rate 1 --between 0,15", "late.csv")
+    nothing = spotwise(*f"{SPOT} {folder}/late.csv --rate 1 --between 0,15".split())
     assert nothing.status == 0 and "the trace, or this part of it, has no instance" in nothing.stdout
 
 
-def test_a_cluster_is_billed_by_prices_over_time(spotwise: CommandLine, folder: Path) -> None:
+RUN = "simulate run --profile @machine.json --trace @load.csv --arrivals trace --jobs 1"
+PRICES = "--prices @prices.csv --instance-type big --zone east"
+
+
+def test_a_cluster_is_billed_by_prices_over_time(report_of: ReportOf, folder: Path) -> None:
     """`simulate run` takes the same files; machines that leave are paid until they are gone."""
-    options = (
-        f"--profile {folder}/machine.json --trace {folder}/load.csv --arrivals trace --jobs 1 --json {folder}/r.json"
-    )
-    prices = f"--prices {folder}/prices.csv --instance-type big --zone east"
-    ended = spotwise(*f"simulate run {options} {prices} --machines 3 --leaving 1@20 --notice 10".split())
-    assert ended.status == 0, ended.stderr
-    (run,) = orjson.loads((folder / "r.json").read_bytes())["runs"]
+    report = report_of(f"{RUN} {PRICES} --machines 3 --leaving 1@20 --notice 10")
+    (run,) = report.document["runs"]
+    assert (run["machines_left"], run["requests"]["failed"], run["recomputed"]) == (1, 0, 0)
     ended_s = run["ended_s"]
     assert run["bill_usd"] == pytest.approx(3 * 0.2 + 3 * 10 * 0.02 + 2 * (ended_s - 30) * 0.02)
-    assert f"Bill: {run['bill_usd']:,.2f} $" in ended.stdout
-    for wrong, said in (
-        (f"{options} {prices} --machines 3 --price 2", "--price: --prices has all prices"),
-        (f"{options} --prices {folder}/prices.csv --machines 3", "--instance-type: big, small"),
-        (f"{options} --machines 3 --zone east", "--zone: there are no prices"),
-        (f"--prices {folder}/prices.csv", "--prices: only for a recorded machine"),
-    ):
-        refused = spotwise("simulate", "run", *wrong.split())
-        assert refused.status == 2 and said in refused.stderr, refused.stderr
+    assert f"Bill: {run['bill_usd']:,.2f} $" in report.text
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (f"{RUN} {PRICES} --machines 3 --price 2", "--price: --prices has all prices"),
+        (f"{RUN} --prices @prices.csv --machines 3", "--instance-type: big, small"),
+        (f"{RUN} --machines 3 --zone east", "--zone: there are no prices"),
+        ("simulate run --prices @prices.csv", "--prices: only for a recorded machine"),
+    ],
+)
+def test_prices_that_name_no_machine_are_refused(refusal_of: RefusalOf, folder: Path, command: str, said: str) -> None:
+    assert said in refusal_of(command)

@@ -34,8 +34,9 @@ def simulate(spotwise: CommandLine, trace: Path, kind: str) -> tuple[int, str]:
         ("", "no column TIMESTAMP"),
         (f"{HEADER}nan,1,1\n", "nan"),
         (f"{HEADER}0,-1,1\n", "ContextTokens is '-1'"),
+        (f"{HEADER}0,0,20\n", "line 2: ContextTokens is '0'"),
     ],
-    ids=["prompt", "answer", "digits", "empty", "twice", "nothing", "nan", "negative"],
+    ids=["prompt", "answer", "digits", "empty", "twice", "nothing", "nan", "negative", "zero"],
 )
 def test_a_wrong_trace_is_one_line(spotwise: CommandLine, tmp_path: Path, content: str, words: str, kind: str) -> None:
     trace = tmp_path / "trace.csv"
