@@ -13,7 +13,7 @@ import redis
 
 from spotwise.core.access.keys import digest_of, is_secret
 from spotwise.mesh.embedded.servers import redis_server, running
-from spotwise.mesh.redis.key_file import read_key_file
+from spotwise.mesh.redis.keys import read_key_file
 from tests.unit.cli.command_line import CommandLine, command_line
 
 pytestmark = pytest.mark.mesh

@@ -11,9 +11,9 @@ import pytest
 from spotwise.core.kv.size import CPU_SHARE
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.model_store import resolve_model
-from spotwise.worker import model_config
+from spotwise.worker import engine_thread
+from spotwise.worker.engine_thread import engine_config
 from spotwise.worker.machine import free_memory_bytes
-from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
 
 pytestmark = [
@@ -53,5 +53,5 @@ def test_it_is_what_the_sequences_of_an_iteration_can_use() -> None:
 
 def test_it_is_no_more_than_a_share_of_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
     """256 sequences could use 45 GiB; of 400 MiB that are free the cache gets a quarter, in whole blocks."""
-    monkeypatch.setattr(model_config, "free_memory_bytes", lambda: 400 << 20)
+    monkeypatch.setattr(engine_thread, "free_memory_bytes", lambda: 400 << 20)
     assert load(max_num_seqs=256).num_blocks == (100 << 20) // (BLOCK_SIZE * TOKEN_BYTES)

@@ -45,6 +45,15 @@ _log = structlog.get_logger(__name__)
 #: A minute of iterations of a few milliseconds.
 _KEPT = 8192
 
+#: Interval of the role's deadline checks (leases, drains).
+TICK_S = 0.2
+#: What its inbox takes; notices come on a subject of their own.
+_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Drain, Tick}
+#: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
+GOODBYE_AFTER_S = 0.1
+#: Bound of an iteration at least, where the settings say nothing.
+ITERATION_TIMEOUT_S = 60.0
+
 
 class IterationTimes:
     """The newest iterations of one worker, numbered from 1."""
@@ -77,16 +86,6 @@ class IterationTimes:
         """Return the kept iterations after number `after`, oldest first."""
         first_kept = self._last - len(self._kept)
         return RecentIterations(self._last, tuple(islice(self._kept, max(0, after - first_kept), None)))
-
-
-#: Interval of the role's deadline checks (leases, drains).
-TICK_S = 0.2
-#: What its inbox takes; notices come on a subject of their own.
-_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Drain, Tick}
-#: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
-GOODBYE_AFTER_S = 0.1
-#: Bound of an iteration at least, where the settings say nothing.
-ITERATION_TIMEOUT_S = 60.0
 
 
 class WorkerRuntime:
@@ -289,3 +288,31 @@ def _smaller_parts(batch: TokenBatch, reason: str) -> tuple[TokenBatch, ...]:
         raise PayloadTooLargeError(reason)
     ended = TokenDelta(delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"{TOO_LARGE}: {reason}")
     return (replace(batch, deltas=(ended,)),)
+
+
+class RuntimeView:
+    """An `EngineView` over the runtimes of a process by member id; a member without one still loads, or has left."""
+
+    def __init__(self) -> None:
+        self._runtimes: dict[str, WorkerRuntime] = {}
+
+    def add(self, member_id: str, runtime: WorkerRuntime) -> None:
+        """Add a worker."""
+        self._runtimes[member_id] = runtime
+
+    def remove(self, member_id: str) -> None:
+        """Remove a worker; idempotent."""
+        self._runtimes.pop(member_id, None)
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """Describe a worker."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.description()
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """Return a worker's iterations after number `after`."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.times.since(after)
+
+    def _find(self, member_id: str) -> WorkerRuntime | None:
+        return self._runtimes.get(member_id) if member_id else next(iter(self._runtimes.values()), None)

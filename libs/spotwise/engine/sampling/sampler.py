@@ -34,6 +34,9 @@ NOT_FINITE = (
 )
 NOTHING_ALLOWED = "no token may follow: what the request allows leaves none"
 
+#: Tokens of prompts in one forward that scores them, at most: this bounds their logits in memory.
+PROMPT_CHUNK_TOKENS = 256
+
 
 def sample_sequences(
     logits: torch.Tensor,
@@ -266,10 +269,6 @@ def _at(cumulative: NDArray[np.float64], index: NDArray[np.int64]) -> NDArray[np
 def _token_list(token_ids: torch.Tensor) -> list[int]:
     tokens: list[int] = token_ids.tolist()
     return tokens
-
-
-#: Tokens of prompts in one forward that scores them, at most: this bounds their logits in memory.
-PROMPT_CHUNK_TOKENS = 256
 
 
 def split_prompt_scoring(rows: Rows[SequenceRow]) -> tuple[list[list[SequenceRow]], list[SequenceRow]]:

@@ -61,7 +61,6 @@ _INTERPRETED = frozenset(
         "core/messages/groups.py",
         "core/kv/stream.py",
         "core/messages/reshape.py",
-        "core/worker/scheduling/iteration_bound.py",
     }
 )
 

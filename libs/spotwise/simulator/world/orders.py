@@ -9,6 +9,9 @@ from collections import deque
 from spotwise.core.costs.batching import Batch
 from spotwise.core.costs.cost_model import BatchShape, IterationCost
 
+#: Iterations computed at a time.
+_AHEAD = 8
+
 
 class Pipeline:
     """The stages of one engine, which have equal layers and take iterations in order (Orca, section 4.2)."""
@@ -24,10 +27,6 @@ class Pipeline:
             at_s = max(at_s, free_s) + stage_s
             self._free_s[stage] = at_s
         return at_s
-
-
-#: Iterations computed at a time.
-_AHEAD = 8
 
 
 class IterationOrder:

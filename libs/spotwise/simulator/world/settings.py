@@ -14,6 +14,17 @@ from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
 
+#: No message is lost: no member is declared lost for silence, and no request is rejected for waiting.
+PATIENT = SchedulerLimits(
+    max_queued=2**62,
+    max_queue_s=math.inf,
+    reservation_timeout_s=math.inf,
+    lease_s=math.inf,
+    member_timeout_s=math.inf,
+)
+#: Most traces lack prompt contents, so no prefixes are known.
+WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
+
 
 @dataclass(frozen=True, slots=True)
 class InterruptedPrompts:
@@ -42,19 +53,6 @@ class InterruptedPrompts:
 
     def _prompt_s(self, tokens: int) -> float:
         return self.cost.iteration_s(BatchShape(tokens, pairs(0, tokens)))
-
-
-#: No message is lost: no member is declared lost for silence, and no request is rejected for waiting.
-PATIENT = SchedulerLimits(
-    max_queued=2**62,
-    max_queue_s=math.inf,
-    reservation_timeout_s=math.inf,
-    lease_s=math.inf,
-    member_timeout_s=math.inf,
-)
-
-#: Most traces lack prompt contents, so no prefixes are known.
-WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
 
 
 @dataclass(frozen=True, slots=True)
