@@ -24,8 +24,15 @@ from spotwise.benchmarks.contention import Contention, CoreUse, contention_lines
 from spotwise.benchmarks.open_loop import failures, run_open_loop
 from spotwise.benchmarks.recorded import RequestTimes, arrivals_of, simulate_recorded
 from spotwise.benchmarks.recorded_run import recorded_cluster, times_of
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.profile import fitted_profile, measure_costs, profile_steps

@@ -35,8 +35,7 @@ from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.native.shared_weights import open_memory
-from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory
+from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory, open_memory
 from spotwise.engine.parts.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.parts.stage import PipelineStage
 from spotwise.engine.parts.stage_loading import load_stage

@@ -15,8 +15,7 @@ from spotwise.cloud.dialogue import Cloud
 from spotwise.cloud.http_client import HttpClient
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.core.spot.role import SpotWatcherRole, WatchPolicy
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 from tests.fakes.spot_machines import SpotMachines
 from tests.unit.cloud.speaking import NOW
