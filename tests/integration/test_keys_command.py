@@ -29,7 +29,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def no_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
     """None has keys to write back: the first key waits for none."""
-    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 0.0)
+    monkeypatch.setattr("spotwise.cli.keys.RESTORED_WITHIN_S", 0.0)
 
 
 @pytest.fixture
@@ -80,7 +80,7 @@ def test_the_first_key_waits_for_those_that_gateways_know(
     keys: CommandLine, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store without any may have forgotten them: a name that comes back is taken."""
-    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 10.0)
+    monkeypatch.setattr("spotwise.cli.keys.RESTORED_WITHIN_S", 10.0)
     assert keys("create", "acme").status == 0
     with redis.Redis.from_url(server_url) as server:
         names = "spotwise:keys", "spotwise:keys:changed", "spotwise:keys:revision"

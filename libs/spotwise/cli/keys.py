@@ -1,4 +1,4 @@
-"""The commands of `spotwise keys`, and keys as a table. A secret is printed once; the mesh keeps its digest alone.
+"""`spotwise keys`: makes, shows, rotates and revokes the API keys of a mesh.
 
 A secret is printed once, when it is made; the mesh keeps its digest alone.
 """
@@ -40,6 +40,10 @@ from spotwise.core.access.keys import (
 from spotwise.core.access.quotas import KeyLimits
 from spotwise.mesh.ports.keys import KeyStore
 from spotwise.mesh.redis.keys import record_json
+
+keys = typer.Typer(
+    help="Make, show, rotate and revoke the API keys of a mesh.", no_args_is_help=True, add_completion=False
+)
 
 _STYLES = {KeyState.ACTIVE: "green", KeyState.ROTATING: "yellow", KeyState.EXPIRED: "red"}
 
@@ -119,6 +123,7 @@ _LOOK_EVERY_S = 0.1
 _Result = TypeVar("_Result")
 
 
+@keys.command("create")
 def create(
     key: KeyName,
     scope: Scopes = None,
@@ -147,6 +152,7 @@ def create(
     _show_secret(secret, record, as_json=as_json)
 
 
+@keys.command("list")
 def list_keys(name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
     """Show the keys: state, scopes, limits, life and last use; never a secret."""
 
@@ -162,6 +168,7 @@ def list_keys(name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None, as_json
         Console().print(keys_table(records, now_s, last_use))
 
 
+@keys.command("rotate")
 def rotate(
     key: KeyName,
     overlap: Annotated[str, typer.Option(help="How long the old secret stays valid; 0s ends it at once.")] = "24h",
@@ -179,6 +186,7 @@ def rotate(
     _show_secret(secret, record, as_json=as_json)
 
 
+@keys.command("revoke")
 def revoke(key: KeyName, name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None) -> None:
     """Remove a key: gateways refuse it within seconds. Requests that run are finished."""
 
@@ -190,6 +198,7 @@ def revoke(key: KeyName, name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = No
     Console(highlight=False).print(f"{key} is revoked")
 
 
+@keys.command("limits")
 def limits(
     key: KeyName,
     requests_per_minute: Bound = None,
@@ -211,6 +220,7 @@ def limits(
         Console().print(keys_table([record], time.time(), None))
 
 
+@keys.command("hash")
 def hash_key(
     key: KeyName,
     scope: Scopes = None,
