@@ -10,7 +10,7 @@ MAX_LINES = 400
 MAX_FILES = 20
 #: Larger ones, by their size now: they may shrink, and no further one comes in.
 LARGE_FILES = {
-    "libs/spotwise/simulator/world/aggregate_worker.py": 507,
+    "libs/spotwise/simulator/world/aggregate_worker.py": 504,
 }
 
 

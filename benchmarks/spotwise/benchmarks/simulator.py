@@ -41,7 +41,7 @@ from spotwise.core.costs.cost_profile import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.replay.recorded_requests import recorded_requests
+from spotwise.mesh.replay.journal_replay import recorded_requests
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4

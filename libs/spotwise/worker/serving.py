@@ -14,9 +14,8 @@ from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.group_engine import GroupEngine
-from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.profiles.own_profile import own_profile
-from spotwise.worker.runtime import RuntimeView, WorkerRuntime
+from spotwise.worker.runtime import RuntimeView, WorkerRuntime, warn_of_other_weights
 from spotwise.worker.settings import Cost, WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory
 
