@@ -40,8 +40,7 @@ from spotwise.cli.profile_files import extrapolation_lines
 from spotwise.core.costs.cost_profile import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
-from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.replay.journal_replay import recorded_requests
+from spotwise.mesh.replay.journal_replay import JournalError, find_journals, recorded_requests, replay
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4
