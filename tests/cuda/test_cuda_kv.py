@@ -14,8 +14,7 @@ import torch
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.engine.kv.device import DeviceKv
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.worker.transfer_memory import transfer_memory
 from tests.cuda.on_device import GEOMETRY, filled, load
 from tests.unit.engine.tiny_models import Driver, llama_config, record, save_model

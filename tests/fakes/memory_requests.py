@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import orjson
 
-from spotwise.core.access.store_budget import PART_BYTES, Kind, RoomVerdict, Shelf, StoreBudget, size_of
+from spotwise.core.access.store_budget import PART_BYTES, Kind, RoomVerdict, StoreBudget, size_of
 from spotwise.core.gateway.kept_request import (
     KeptAttempt,
     KeptEnding,
@@ -28,6 +28,7 @@ from spotwise.mesh.redis.records import RECORD_TTL_S
 from spotwise.mesh.redis.requests import KEPT_TTL_S
 from spotwise.wire import subjects
 from spotwise.wire.codec_records import encode_record
+from tests.fakes.shelf import Shelf
 
 
 class MemoryRequests:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from spotwise.core.access.store_budget import Kind, RoomVerdict, Shelf, StoreBudget
+from spotwise.core.access.store_budget import Kind, RoomVerdict, StoreBudget
 from spotwise.core.gateway.kept_request import StoredResponse
 from spotwise.mesh.process.clock import Clock
+from tests.fakes.shelf import Shelf
 
 
 class MemoryResponses:

@@ -11,7 +11,7 @@ from spotwise.cli.launch.supervision.run_state import ServiceState
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.files.cost_profile import profile_as_dict
-from spotwise.worker.simulated.vocabulary import read_words
+from spotwise.worker.simulated.serving import read_words
 from tests.live.mesh import wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 

@@ -25,8 +25,7 @@ from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPol
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.runs.metrics import RunMetrics
 from spotwise.simulator.runs.slo import AloneOn
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import Arrival, PromptBlocks
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 from tests.unit.simulator.world import worlds

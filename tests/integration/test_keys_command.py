@@ -13,7 +13,7 @@ import redis
 
 from spotwise.core.access.keys import digest_of, is_secret
 from spotwise.mesh.embedded.servers import redis_server, running
-from spotwise.mesh.redis.key_file import read_key_file
+from spotwise.mesh.redis.keys import read_key_file
 from tests.unit.cli.command_line import CommandLine, command_line
 
 pytestmark = pytest.mark.mesh
@@ -28,7 +28,7 @@ def server_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def no_gateways(monkeypatch: pytest.MonkeyPatch) -> None:
     """None has keys to write back: the first key waits for none."""
-    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 0.0)
+    monkeypatch.setattr("spotwise.cli.keys.RESTORED_WITHIN_S", 0.0)
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_the_first_key_waits_for_those_that_gateways_know(
     keys: CommandLine, server_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A store without any may have forgotten them: a name that comes back is taken."""
-    monkeypatch.setattr("spotwise.cli.keys.commands.RESTORED_WITHIN_S", 10.0)
+    monkeypatch.setattr("spotwise.cli.keys.RESTORED_WITHIN_S", 10.0)
     assert keys("create", "acme").status == 0
     with redis.Redis.from_url(server_url) as server:
         names = "spotwise:keys", "spotwise:keys:changed", "spotwise:keys:revision"

@@ -6,8 +6,7 @@ from functools import partial
 
 import pytest
 
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity
 from spotwise.mesh.security.secrets import MeshSecret
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport

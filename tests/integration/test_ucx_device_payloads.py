@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.links.kv_payloads import PayloadBuffers
-from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_reactor import reaches_cuda_memory
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError
 from spotwise.wire.kv_frames import FrameKind, KvFrame
 from tests.contracts.kv_transport import BLOCKS, ArrayMemory, KvTransportContract, MakeTransport

@@ -10,7 +10,7 @@ from typing import Any
 import psutil
 import pytest
 
-from spotwise.mesh.links.ucx_loopback import listeners
+from spotwise.mesh.links.ucx_reactor import listeners
 from spotwise.wire.kv_frames import FrameKind
 from tests.integration.test_ucx_faults import GOOD, RawPeer
 from tests.integration.ucx_worker import CELL_BYTES, LAYERS, Worker, handoff, pair, running, until

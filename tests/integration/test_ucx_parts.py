@@ -14,8 +14,7 @@ from spotwise.core.parallel.model_partition import ModelDimensions, ModelShare
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.links.whole_push import all_or_none
 from spotwise.mesh.ports.ports import KvPush, KvTransferError, TransferReport
 from tests.contracts.waiting import until

@@ -16,8 +16,7 @@ import xxhash
 from numpy.typing import NDArray
 
 from spotwise.core.requests.record import KvHandoff, KvTarget
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.ports.ports import TransferReport
 from spotwise.mesh.ports.weights import WholeKv
 

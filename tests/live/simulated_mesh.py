@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 from spotwise.core.requests.sampling import counter_uniform
-from spotwise.worker.simulated.vocabulary import read_words
+from spotwise.worker.simulated.serving import read_words
 from tests.live.mesh import MODEL, LiveMesh
 
 QUESTION = "Tell me what you see from where you are."

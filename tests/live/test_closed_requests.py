@@ -15,7 +15,7 @@ import psutil
 import pytest
 from redis import Redis
 
-from spotwise.cli.client.events import decode_event
+from spotwise.cli.client.gateway_client import decode_event
 from tests.live.mesh import MODEL, LiveMesh, wait_for
 from tests.live.simulated_mesh import SimulatedMesh
 

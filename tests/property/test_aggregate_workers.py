@@ -15,11 +15,10 @@ from spotwise.core.costs.cost_model import PiecewiseLinear, TableIterationCost
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.worker.policy import Scheduling, WorkerPolicy
-from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
+from spotwise.simulator.world.held_requests import AggregateWork
 from spotwise.simulator.world.machine_worker import Site
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import Arrival, WorldResult
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
 from spotwise.simulator.world.stepped_worker import SteppedWorker
 from spotwise.simulator.world.stepwise import aggregated, stepped

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.fleet.keeper.role import FleetKeeperRole
 from spotwise.core.messages import mesh as m
-from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.core.spot.role import SpotWatcherRole, WatchPolicy
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.message_codec import MalformedMessageError
 from tests.property.any_messages import any_message

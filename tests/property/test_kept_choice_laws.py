@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice, LearnedSpan
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.policy import Policy
 
 POLICY = Policy(latency_slack=0.0)

@@ -98,7 +98,7 @@ def test_a_token_worker_costs_at_most_twice_the_cheapest(
     def cost_s(view: WorkerView) -> float:
         hazard = None if view.life is None else view.life.hazard
         place = Place(view.id, 0.0, hazard, view.remaining_tokens * 0.001)
-        return expected_cost_s(place, AnswerTimes(policy.token_s).likely_s(new_tokens), interruption_s)
+        return expected_cost_s(place, AnswerTimes(policy.token_s).lengths(new_tokens).seconds, interruption_s)
 
     token_workers = [view for view in pools if view.home_pool is Pool.TOKEN]
     chosen, shortest = found.token_worker, min(token_workers, key=lambda view: (view.remaining_tokens, view.id))
@@ -138,7 +138,7 @@ def test_a_token_worker_is_the_one_that_a_scan_of_each_class_finds(
     token_s = max(measured, default=policy.token_s * BATCH_SHARE)
 
     def cost_s(view: WorkerView) -> float:
-        likely_s = AnswerTimes(policy.token_s).likely_s(new_tokens)
+        likely_s = AnswerTimes(policy.token_s).lengths(new_tokens).seconds
         return expected_cost_s(place(view, view.remaining_tokens * token_s), likely_s, interruption_s)
 
     assert found.token_worker is min(firsts.values(), key=cost_s)  # the firsts are in order of their queues

@@ -10,8 +10,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linear_sum_assignment
 
-from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.parallel.model_shape import ModelShape

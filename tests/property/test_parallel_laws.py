@@ -11,11 +11,9 @@ from hypothesis import strategies as st
 
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.parallel.candidates import shapes
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.evaluation import evaluate
-from spotwise.core.parallel.execution import ExecutionCost, throughput
-from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.instances import ConfigChoice, ExecutionCost, InstanceType, Supply, throughput
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.optimizer import choose, chosen_again

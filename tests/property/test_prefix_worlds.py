@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.world.observation import Arrival, CompletedRequest
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import Arrival, CompletedRequest, PromptBlocks
 from spotwise.simulator.world.settings import WorldSettings
 from tests.unit.simulator.world import worlds
 

@@ -16,13 +16,12 @@ from numpy.typing import NDArray
 
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvTarget
-from spotwise.mesh.links.kv_exports import KvExports
+from spotwise.mesh.links.kv_exports import ByteBudget, KvExports
 from spotwise.mesh.links.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_push import UcxPush
 from spotwise.mesh.ports.ports import KvTransferError
 from spotwise.mesh.ports.weights import KvSections, WholeKv
-from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.wire.kv_frames import MAX_RESENDS, FrameKind, KvFrame
 
 LAYERS, BLOCKS, CELL = 4, 8, 8

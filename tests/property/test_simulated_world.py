@@ -17,8 +17,7 @@ from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.network import Link, LinkTransfer, Network
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import Arrival, WorldResult
 from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 from tests.unit.simulator.world import worlds

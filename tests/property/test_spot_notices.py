@@ -11,8 +11,7 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import InterruptionKind, Tick
 from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.core.spot.role import SpotWatcherRole, WatchPolicy
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 HERE = "here"

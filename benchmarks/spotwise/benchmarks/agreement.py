@@ -10,8 +10,15 @@ from typing import Annotated
 import typer
 
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.engine.model.errors import ModelError

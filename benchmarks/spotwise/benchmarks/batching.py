@@ -30,9 +30,14 @@ from spotwise.benchmarks.policy_probe import (
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
 from spotwise.benchmarks.vllm_server import dtype_of_both, running_vllm
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    environment,
+    progress_bar,
+    report_console,
+    require_plotting,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.launch.model_options import resolve_with_progress
 from spotwise.cli.quantities import ascending

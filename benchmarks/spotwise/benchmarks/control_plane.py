@@ -27,8 +27,15 @@ from spotwise.benchmarks.process_usage import ProcessUsage
 from spotwise.benchmarks.scheduler import DECISION_US
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
 from spotwise.cli.bench.load import StreamShape
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.core.percentile import percentile

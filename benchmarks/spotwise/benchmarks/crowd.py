@@ -25,8 +25,15 @@ from spotwise.benchmarks.open_loop import print_failures
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.benchmarks.stream_load import StreamResult, run_streams
 from spotwise.cli.bench.load import StreamShape
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.cli.mesh.running import running_state

@@ -20,8 +20,14 @@ from spotwise.benchmarks.gather_time import COLUMNS, gather_us
 from spotwise.benchmarks.group_faults import SIGNALS, Fault, fault_rows, prompts_of, run_faults, undisturbed
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.cli.bench.load import RoundMeasurements, StreamShape, run_round
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.cli.mesh.status_table import gather_status

@@ -21,8 +21,15 @@ import uvloop
 from spotwise.benchmarks.planner_load import PlannerLoad
 from spotwise.benchmarks.scaled_changes import ScaledChange, ScaledMesh
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import running_mesh
 from spotwise.cli.launch.gateway_options import open_ports
 from spotwise.core.parallel.config import ParallelConfig

@@ -26,8 +26,15 @@ from spotwise.benchmarks.group_faults import undisturbed
 from spotwise.benchmarks.groups import parse_shapes
 from spotwise.benchmarks.memory_limits import MemoryLimits
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.launch.given_options import parse_size

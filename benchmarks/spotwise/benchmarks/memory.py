@@ -19,8 +19,15 @@ from spotwise.benchmarks.arrivals import TimedRequest, UniformSizes, storm
 from spotwise.benchmarks.memory_samples import Sample, held_by, memory_rows, read_samples, summarize
 from spotwise.benchmarks.open_loop import Outcome, failures, print_failures, run_open_loop
 from spotwise.benchmarks.sampling import sampled
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import MeshEndpoint, mesh_of
 from spotwise.cli.mesh.status_table import gather_status
 

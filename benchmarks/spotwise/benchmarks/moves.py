@@ -19,8 +19,15 @@ import uvloop
 
 from spotwise.benchmarks.moved_streams import WAYS, Interrupted, Way, run_way
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh
 from spotwise.cli.errors import OptionError
 from spotwise.cli.quantities import ascending

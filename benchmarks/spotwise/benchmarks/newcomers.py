@@ -23,8 +23,14 @@ from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
 from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.model_options import resolve_with_progress

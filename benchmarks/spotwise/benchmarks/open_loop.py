@@ -18,8 +18,7 @@ from spotwise.benchmarks.arrivals import TimedRequest
 from spotwise.cli.bench.completion import random_prompt, run_completion, stream_completion
 from spotwise.cli.bench.load import Answered, run_together
 from spotwise.cli.bench.servers import ServerEndpoint
-from spotwise.cli.client.failures import RequestRefusedError
-from spotwise.cli.client.gateway_client import GatewayClient
+from spotwise.cli.client.gateway_client import GatewayClient, RequestRefusedError
 from spotwise.cli.errors import CommandError
 
 

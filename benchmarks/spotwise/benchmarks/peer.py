@@ -32,8 +32,7 @@ from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, runn
 from spotwise.benchmarks.workloads import ClosedLoop, PeerWorkload, choose_workloads
 from spotwise.cli.bench.completion import random_prompt, stream_completion
 from spotwise.cli.bench.load import run_together
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import environment, progress_bar, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import ServerEndpoint, running_mesh, up_arguments
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError, OptionError

@@ -11,7 +11,7 @@ import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from spotwise.benchmarks.process_usage import ProcessUsage
-from spotwise.cli.client.failures import request_failures
+from spotwise.cli.client.gateway_client import request_failures
 
 _PLANNER = "planner-0"
 _SERIES = "spotwise_planner_messages_total"

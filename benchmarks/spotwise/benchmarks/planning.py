@@ -16,8 +16,15 @@ from typing import Annotated, Any, TypeVar
 
 import typer
 
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.plan.model_shapes import named_shapes
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.migration.deployment import Deployment, Instance, RunningRequest

@@ -22,9 +22,16 @@ from spotwise.benchmarks.heavy_tails import all_at_once, bursts
 from spotwise.benchmarks.open_loop import Outcome, failures, run_open_loop
 from spotwise.benchmarks.plot import plot_completion_times
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_plotting,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.core.percentile import percentile

@@ -13,8 +13,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.role import SchedulerRole
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.replay.journal_replay import RecordedRole
-from spotwise.mesh.replay.recorded_requests import RecordedRequest
+from spotwise.mesh.replay.journal_replay import RecordedRequest, RecordedRole
 
 
 def recorded_cluster(journals: Sequence[RecordedRole]) -> RecordedCluster:

@@ -22,8 +22,15 @@ from spotwise.benchmarks.groups import Shape, shape_name
 from spotwise.benchmarks.moved_streams import run_way
 from spotwise.benchmarks.reshaped_streams import Reshaped, reshaped, restarted
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import OptionError
 from spotwise.core.parallel.config import ParallelConfig

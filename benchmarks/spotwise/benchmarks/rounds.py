@@ -12,8 +12,7 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from spotwise.cli.bench.load import RoundMeasurements, StreamShape, run_round
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target
+from spotwise.cli.bench.report import ReportRow, Target, progress_bar
 
 Side = TypeVar("Side")
 

@@ -31,7 +31,7 @@ from spotwise.cli.mesh.running import running_state
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.requests.sampling import counter_uniform
 from spotwise.mesh.redis.store import RedisStore
-from spotwise.worker.simulated.vocabulary import read_words
+from spotwise.worker.simulated.serving import read_words
 
 #: Workers under notice must have left so long after their deadline.
 _LATE_S = 60.0

@@ -22,8 +22,15 @@ import psutil
 import typer
 
 from spotwise.benchmarks.counting_fleet import CountingFleet
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.core.messages.mesh import RecordLedger
 from spotwise.core.percentile import percentile
 from spotwise.core.scheduler.role import SchedulerCommand, SchedulerLimits, SchedulerRole

@@ -24,8 +24,15 @@ from spotwise.benchmarks.contention import Contention, CoreUse, contention_lines
 from spotwise.benchmarks.open_loop import failures, run_open_loop
 from spotwise.benchmarks.recorded import RequestTimes, arrivals_of, simulate_recorded
 from spotwise.benchmarks.recorded_run import recorded_cluster, times_of
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import running_mesh, up_arguments
 from spotwise.cli.errors import CommandError, OptionError
 from spotwise.cli.profile import fitted_profile, measure_costs, profile_steps
@@ -33,8 +40,7 @@ from spotwise.cli.profile_files import extrapolation_lines
 from spotwise.core.costs.cost_profile import MeasuredRange, TimeBeyond
 from spotwise.core.percentile import percentile
 from spotwise.files.cost_profile import profile_as_dict
-from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.replay.recorded_requests import recorded_requests
+from spotwise.mesh.replay.journal_replay import JournalError, find_journals, recorded_requests, replay
 
 _WITHIN = Target(at_most=1.1, at_least=0.9)
 _WARM_UP_REQUESTS = 4

@@ -19,14 +19,12 @@ from typing import Annotated
 import typer
 
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import Target, environment, progress_bar, report_console, require_writable, write_report
 from spotwise.simulator.compiled.loading import is_compiled
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Split
 from spotwise.simulator.runs.experiment import simulate
 
 #: Of the published simulator, in the fastest of its timed cases.

@@ -21,8 +21,7 @@ from spotwise.benchmarks.spot_report import Alone, SpotFigures, compared_rows, f
 from spotwise.benchmarks.spot_run import FIRST_TOKENS, SEED, SpotRequest, SpotRunResult, run_load, trace_start
 from spotwise.benchmarks.spot_simulated import agreement_rows, simulate_run
 from spotwise.cli.bench.completion import random_prompt
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import environment, progress_bar, report_console, require_writable, write_report
 from spotwise.cli.bench.servers import MeshEndpoint, running_mesh, up_arguments
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import OptionError

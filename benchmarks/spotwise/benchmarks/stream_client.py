@@ -1,6 +1,6 @@
 """A client for thousands of streams that takes little CPU from the mesh on the same machine.
 
-One keep-alive connection per stream. Events are not parsed (unlike `cli/client/events.py`): the bytes show the
+One keep-alive connection per stream. Events are not parsed (unlike `cli/client/gateway_client.py`): the bytes show the
 first token, the usage and the end. Errors are outcomes, not exceptions.
 """
 

@@ -17,8 +17,15 @@ import typer
 
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.benchmarks.transfer_visible import MODE_VARIABLE, HandOff, measure_hand_offs, medians
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, running_mesh, up_arguments
 from spotwise.cli.errors import CommandError
 from spotwise.cli.quantities import ascending

@@ -23,8 +23,7 @@ from spotwise.benchmarks.transfer_peer import BLOCKS, PEER_ID, PEER_INCARNATION,
 from spotwise.cli.errors import CommandError
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.embedded.servers import free_port
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 
 _END_S = 10.0
 _PERFTEST_S = 120.0

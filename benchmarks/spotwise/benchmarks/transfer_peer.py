@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.torch_devices import host_kv_cache
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.ports.ports import KvMemory
 from spotwise.mesh.ports.weights import WholeKv
 from spotwise.mesh.security.link_security import LinkEncryption, LinkSecurity

@@ -22,8 +22,15 @@ import typer
 from spotwise.benchmarks.large_model import make_model
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
 from spotwise.benchmarks.weights_end import EndOptions, Way
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, Target, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    Target,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.given_options import parse_size
 

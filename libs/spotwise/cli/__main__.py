@@ -51,7 +51,7 @@ COMMANDS = {
         "Show the instances of a mesh: lives, prices, and why each is there; and what can be had.",
     ),
     "keys": (
-        "spotwise.cli.keys.app:keys",
+        "spotwise.cli.keys:keys",
         "Make, show, rotate and revoke the API keys of a mesh.",
     ),
     "explain": (

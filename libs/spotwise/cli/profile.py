@@ -16,8 +16,7 @@ import uvloop
 from rich.table import Table
 
 from spotwise.cli.bench.completion import random_prompt, run_completion
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.bench.report import environment, progress_bar, report_console, require_writable
 from spotwise.cli.bench.servers import SPLIT_ALWAYS, MeshEndpoint, mesh_of
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import CommandError

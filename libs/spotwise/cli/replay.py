@@ -14,8 +14,15 @@ from rich.table import Table
 from spotwise.cli.bench.report import report_console
 from spotwise.cli.errors import CommandError
 from spotwise.core.percentile import percentile
-from spotwise.mesh.replay.journal_replay import Difference, JournalError, Replay, find_journals, replay
-from spotwise.mesh.replay.recorded_requests import recorded_requests, write_requests
+from spotwise.mesh.replay.journal_replay import (
+    Difference,
+    JournalError,
+    Replay,
+    find_journals,
+    recorded_requests,
+    replay,
+    write_requests,
+)
 
 _SHOWN_CHARACTERS = 600
 

@@ -29,26 +29,21 @@ from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.forward.pooling import HeadInput, needs_all_tokens
 from spotwise.engine.forward.rewriting import rewrite
-from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.attention_interface import LayersWritten, reporting_layers, set_attention_context
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels, load_kernels
-from spotwise.engine.native.shared_weights import open_memory
-from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory
+from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory, open_memory
 from spotwise.engine.parts.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.parts.stage import PipelineStage
 from spotwise.engine.parts.stage_loading import load_stage
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_store import WeightStore
-from spotwise.engine.sampling.grammars import AllowedTokens, Grammars
+from spotwise.engine.sampling.grammars import Grammars
 from spotwise.engine.sampling.held_sequences import HeldSequences
-from spotwise.engine.sampling.prompt_scoring import note_prompt_logprobs, split_prompt_scoring
-from spotwise.engine.sampling.sampler import sample_sequences
-
-__all__ = ["Engine", "EngineConfig"]
+from spotwise.engine.sampling.sampler import note_prompt_logprobs, sample_sequences, split_prompt_scoring
 
 #: Loads a member's part, given attention and kernels: the stage, and how many of its layers one native call computes.
 LoadStage = Callable[[Any, Kernels | None], tuple[PipelineStage, int]]
@@ -337,8 +332,10 @@ class Engine:
             for index, (row, sequence) in enumerate(rows)
             if row.first_position + row.num_tokens == sequence.num_tokens
         ]
-        allowed = self._begin_grammars([rows[index][1] for index in sampled])
-        logits = self._replayed(rows)
+        sequences = [rows[index][1] for index in sampled]
+        # computed beside the forward pass
+        allowed = self._grammars.begin(sequences) if self._grammars is not None and self.samples else None
+        logits = None if self.graphs is None else self.graphs.run(rows)
         if logits is None:
             pooled = [(row, sequence.pooling) for row, sequence in rows]
             flat = self._layout.lay_out(rows, last_only=not needs_all_tokens(pooled))
@@ -349,9 +346,9 @@ class Engine:
         elif len(sampled) < len(rows):
             logits = logits[sampled]
         if not sampled or logits is None:
-            self._wait_for_device()
+            if self._model.device.type == "cuda":  # reading logits would wait
+                torch.cuda.current_stream(self._model.device).synchronize()
             return ()
-        sequences = [rows[index][1] for index in sampled]
         results = sample_sequences(logits, sequences, self._kernels, None if allowed is None else allowed.result())
         for index, sequence, result in zip(sampled, sequences, results, strict=True):
             if result.failure is None:
@@ -359,18 +356,6 @@ class Engine:
             elif result.may_be_ill:
                 self.kv.clear_not_finite(rows[index][0].block_ids)
         return results
-
-    def _begin_grammars(self, sequences: Rows[EngineSequence]) -> Future[AllowedTokens] | None:
-        """Begin to compute, beside the forward pass, what the grammars of sequences allow; `None`: none has one here."""
-        return self._grammars.begin(sequences) if self._grammars is not None and self.samples else None
-
-    def _replayed(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
-        """Return logits `[rows, vocab_size]` of a replayed recording, or `None` where the rows must run eagerly."""
-        if self.graphs is None:
-            return None
-        if not all(row.is_decode and sequence.pooling is None and sequence.adapter is None for row, sequence in rows):
-            return None
-        return self.graphs.run(rows)
 
     def _forward(self, rows: Rows[SequenceRow], flat: FlatBatch[Any], positions: Rows[int]) -> torch.Tensor | None:
         """Compute the flat batch of `rows` and return logits `[positions, vocab_size]` at these flat positions; `None` in a
@@ -395,11 +380,6 @@ class Engine:
             self._attention.plan = None
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps_logits or self._head_input.is_read else logits[keep]
-
-    def _wait_for_device(self) -> None:
-        """Wait for the device where no logits are read, which would wait."""
-        if self._model.device.type == "cuda":
-            torch.cuda.current_stream(self._model.device).synchronize()
 
     def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
         """Compute pieces of prompts and store the log-probability of each following token."""

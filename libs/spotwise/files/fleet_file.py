@@ -10,7 +10,6 @@ from pydantic import ByteSize, Field, ValidationError, model_validator
 
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.fleet.keeper.failed_starts import SHORTEST_S
-from spotwise.core.fleet.prices import PriceSeries
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import Market
 from spotwise.files.prices import PriceList, read_prices
@@ -168,11 +167,6 @@ class FleetFile(FileTable):
 
 #: By the names that a fleet file has for them.
 PROVIDERS: Mapping[str, type[ProviderTerms]] = {"local": LocalFleet, "aws": AwsFleet}
-
-
-def fixed_price(per_h: float) -> PriceSeries:
-    """Return a price that never changes."""
-    return PriceSeries((0.0,), (per_h,))
 
 
 def read_fleet(path: Path) -> FleetFile:

@@ -7,6 +7,7 @@ folder in each process; a relative XDG variable is ignored, as the specification
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -33,6 +34,26 @@ def state_home() -> Path:
 def cache_home() -> Path:
     """Return the folder of what can be made again, `~/.cache` by default; raises `NoHomeError`."""
     return _xdg("XDG_CACHE_HOME", ".cache")
+
+
+def build_folders(sources: Path, name: str) -> tuple[Path, ...]:
+    """Return where what is built may lie: beside its sources, or in the user's cache folder, if there is one."""
+    try:
+        return sources / "_build", cache_home() / "spotwise" / name
+    except NoHomeError:
+        return (sources / "_build",)
+
+
+def first_writable(folders: Iterable[Path]) -> Path | None:
+    """Return the first of these folders, made where it is missing, that can be written; `None`: none of them can."""
+    for folder in folders:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            continue
+        if os.access(folder, os.W_OK):
+            return folder
+    return None
 
 
 def expanded(given: str | Path) -> Path:

@@ -17,8 +17,7 @@ from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.cluster_file import ObjectiveTerms, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
-from spotwise.simulator.runs.clusters import Cluster, MachineGroup
-from spotwise.simulator.runs.designs import PAPER_MACHINES
+from spotwise.simulator.runs.clusters import PAPER_MACHINES, Cluster, MachineGroup
 from spotwise.simulator.runs.experiment import simulate as simulate_case
 from spotwise.simulator.runs.intervals import SeedMeans
 from spotwise.simulator.runs.machine_changes import MachineChange

@@ -1,4 +1,5 @@
-"""The header before every payload on a link that carries weights: requests of a process that lacks panels, and their answers.
+"""Frames of a link that carries weights, a header before every payload, and what the payloads say: requests of a process that
+lacks panels, and their answers.
 
 LIST asks what the other end keeps, DESCRIBE for the model without its large tensors, GET for panels; each is answered once,
 with the request's number, by LISTED, DESCRIBED or PANELS, or by REFUSED, whose payload says why. Integers are big-endian.
@@ -10,7 +11,12 @@ import enum
 import struct
 from dataclasses import dataclass
 
+from google.protobuf.message import DecodeError
+
+from spotwise.core.weights.inventory import ModelSketch, WeightInventory
 from spotwise.wire.framing import MAX_PAYLOAD_BYTES, SEAL_BYTES, VERSION, FrameError, decode_id, encode_id, seal, unseal
+from spotwise.wire.message_codec import MessageCodec
+from spotwise.wire.v1 import weights_pb2
 
 #: Longest name of a matrix, in utf-8 bytes.
 MAX_MATRIX_BYTES = 256
@@ -21,6 +27,9 @@ _FRAME = struct.Struct("!4sBBHQQIIQQ256s")
 
 #: Bytes of an encoded header.
 WEIGHT_FRAME_BYTES = _FRAME.size + SEAL_BYTES
+
+_INVENTORY = MessageCodec(WeightInventory, weights_pb2.WeightInventory)
+_SKETCH = MessageCodec(ModelSketch, weights_pb2.ModelSketch)
 
 
 class WeightFrameKind(enum.IntEnum):
@@ -80,3 +89,29 @@ def decode_weight_frame(data: bytes | bytearray | memoryview) -> WeightFrame:
         return WeightFrame(WeightFrameKind(kind), request, layout, name, first, count, payload, checksum)
     except ValueError as error:
         raise FrameError(f"the header names what this version does not know: {error}") from None
+
+
+def encode_inventory(inventory: WeightInventory) -> bytes:
+    """Return a LISTED frame's payload."""
+    return _INVENTORY.encode(inventory)
+
+
+def decode_inventory(data: bytes | bytearray | memoryview) -> WeightInventory:
+    """Return what a LISTED frame says; raises `FrameError`."""
+    try:
+        return _INVENTORY.decode(bytes(data))
+    except DecodeError as error:
+        raise FrameError(f"not an inventory: {error}") from None
+
+
+def encode_sketch(sketch: ModelSketch) -> bytes:
+    """Return a DESCRIBED frame's payload."""
+    return _SKETCH.encode(sketch)
+
+
+def decode_sketch(data: bytes | bytearray | memoryview) -> ModelSketch:
+    """Return what a DESCRIBED frame says; raises `FrameError`."""
+    try:
+        return _SKETCH.decode(bytes(data))
+    except DecodeError as error:
+        raise FrameError(f"not a model's sketch: {error}") from None

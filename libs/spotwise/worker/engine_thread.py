@@ -23,7 +23,7 @@ from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.host_swap import HostSwap
 from spotwise.engine.model.attention_interface import LayersWritten
-from spotwise.engine.model.kv_size import named_memory_errors
+from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.native.exchange import GroupBrokenError
@@ -32,6 +32,8 @@ from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.process.garbage import give_back_freed_memory
 from spotwise.worker.engine_watch import EngineWatch
+from spotwise.worker.machine import free_memory_bytes
+from spotwise.worker.settings import WorkerSettings
 
 _log = structlog.get_logger(__name__)
 
@@ -328,3 +330,21 @@ class EngineThread:
                 _log.error("engine_call_failed", call=work.__name__, exc_info=error)
 
         self._executor.submit(work, *args).add_done_callback(done)
+
+
+def engine_config(settings: WorkerSettings) -> EngineConfig:
+    """Return how a worker's process loads its model."""
+    return EngineConfig(
+        model_dir=settings.model_dir,
+        dtype=settings.dtype,
+        device=settings.device,
+        kv_cache_bytes=AutoKvSize(settings.max_num_seqs, settings.local_workers, free_memory_bytes)
+        if settings.kv_cache_bytes == "auto"
+        else settings.kv_cache_bytes,
+        block_size=settings.kv_block_size,
+        threads=settings.threads,
+        decode_graphs=settings.decode_graphs,
+        shared_weights=settings.shared_weights,
+        storage_bytes_per_s=settings.storage_bytes_per_s,
+        adapters=settings.adapter_folders,
+    )

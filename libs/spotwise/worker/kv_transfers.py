@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spotwise.core.costs.batching import Batch
+from spotwise.core.costs.cost_model import FLAT_BYTES_PER_S, LinkCost
 from spotwise.core.latest import LatestDict
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages.hand_offs import PushMode
@@ -20,11 +21,58 @@ from spotwise.core.requests.record import KvSource, KvTarget, sequence_id
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.commands import SwapFailed, SwapIn, SwapOut, Swapped
 from spotwise.core.worker.kv.push_policy import WORKERS_REMEMBERED, PushCosts
-from spotwise.mesh.links.link_fit import LinkFit
 from spotwise.mesh.links.whole_push import source_of
 from spotwise.mesh.ports.ports import KvPush, KvTransferError, KvTransport
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.worker_engine import WorkerEngine
+
+#: A transfer's weight relative to the next one's: about twenty count.
+_FADING = 0.9
+#: Sizes that vary by less than this share of their mean are one size.
+_ONE_SIZE = 0.05
+
+#: Weight of the newest iteration in the mean time that layer notices take.
+_NEWEST = 0.25
+
+
+class LinkFit:
+    """A link's latency and bandwidth, fitted to observed transfers: least squares of seconds over bytes, with exponentially
+    decaying weights, so that the fit follows a link that changes. Where all transfers are of one size the line goes through the
+    origin; where larger ones take no longer it is flat.
+    """
+
+    def __init__(self) -> None:
+        self._weight = 0.0
+        self._bytes = 0.0
+        self._seconds = 0.0
+        self._bytes_squared = 0.0
+        self._product = 0.0
+
+    def saw(self, num_bytes: int, seconds: float) -> None:
+        """Learn from a transfer."""
+        if num_bytes <= 0 or seconds <= 0.0:
+            return
+        self._weight = _FADING * self._weight + 1.0
+        self._bytes = _FADING * self._bytes + num_bytes
+        self._seconds = _FADING * self._seconds + seconds
+        self._bytes_squared = _FADING * self._bytes_squared + num_bytes * num_bytes
+        self._product = _FADING * self._product + num_bytes * seconds
+
+    @property
+    def cost(self) -> LinkCost | None:
+        """The fitted line; `None` before the first transfer."""
+        if not self._weight:
+            return None
+        mean_bytes, mean_s = self._bytes / self._weight, self._seconds / self._weight
+        variance = self._bytes_squared / self._weight - mean_bytes * mean_bytes
+        through_origin = LinkCost(0.0, mean_bytes / mean_s)
+        if variance <= (_ONE_SIZE * mean_bytes) ** 2:
+            return through_origin
+        slope = (self._product / self._weight - mean_bytes * mean_s) / variance
+        if slope <= 0.0:
+            return LinkCost(mean_s, FLAT_BYTES_PER_S)
+        latency_s = mean_s - slope * mean_bytes
+        return LinkCost(latency_s, 1.0 / slope) if latency_s >= 0.0 else through_origin
 
 
 class KvSwaps:
@@ -66,10 +114,6 @@ class KvSwaps:
             self._feed(Swapped(sequence_id))
         else:
             self._feed(SwapFailed(sequence_id, f"{type(error).__name__}: {error}"))
-
-
-#: Weight of the newest iteration in the mean time that layer notices take.
-_NEWEST = 0.25
 
 
 @dataclass(frozen=True, slots=True)

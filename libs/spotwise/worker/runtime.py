@@ -20,10 +20,10 @@ import structlog
 from spotwise.core.costs.cost_model import BatchShape, IterationTime
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import hand_offs as h
-from spotwise.core.messages.members import Member
+from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.messages.mesh import RecordLedger, Send, Tick, TokenBatch, TokenDelta
 from spotwise.core.messages.worker import Drain
-from spotwise.core.requests.record import KvHandoff
+from spotwise.core.requests.record import KvHandoff, RequestRecord
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import TOO_LARGE, SampledToken
 from spotwise.core.worker import commands as c
@@ -37,13 +37,21 @@ from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.wire import subjects
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.kv_transfers import KvPushes, KvSwaps
-from spotwise.worker.other_weights import require_same_weights
 from spotwise.worker.worker_engine import WorkerEngine
 
 _log = structlog.get_logger(__name__)
 
 #: A minute of iterations of a few milliseconds.
 _KEPT = 8192
+
+#: Interval of the role's deadline checks (leases, drains).
+TICK_S = 0.2
+#: What its inbox takes; notices come on a subject of their own.
+_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Drain, Tick}
+#: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
+GOODBYE_AFTER_S = 0.1
+#: Bound of an iteration at least, where the settings say nothing.
+ITERATION_TIMEOUT_S = 60.0
 
 
 class IterationTimes:
@@ -77,16 +85,6 @@ class IterationTimes:
         """Return the kept iterations after number `after`, oldest first."""
         first_kept = self._last - len(self._kept)
         return RecentIterations(self._last, tuple(islice(self._kept, max(0, after - first_kept), None)))
-
-
-#: Interval of the role's deadline checks (leases, drains).
-TICK_S = 0.2
-#: What its inbox takes; notices come on a subject of their own.
-_TO_INBOX = frozenset(get_args(c.WorkerEvent)) - {Drain, Tick}
-#: Time from a drained worker's last tokens to its goodbye, which gateways hear on another subscription and may handle first.
-GOODBYE_AFTER_S = 0.1
-#: Bound of an iteration at least, where the settings say nothing.
-ITERATION_TIMEOUT_S = 60.0
 
 
 class WorkerRuntime:
@@ -289,3 +287,57 @@ def _smaller_parts(batch: TokenBatch, reason: str) -> tuple[TokenBatch, ...]:
         raise PayloadTooLargeError(reason)
     ended = TokenDelta(delta.attempt_id, delta.token_index, None, FinishReason.ERROR, f"{TOO_LARGE}: {reason}")
     return (replace(batch, deltas=(ended,)),)
+
+
+class RuntimeView:
+    """An `EngineView` over the runtimes of a process by member id; a member without one still loads, or has left."""
+
+    def __init__(self) -> None:
+        self._runtimes: dict[str, WorkerRuntime] = {}
+
+    def add(self, member_id: str, runtime: WorkerRuntime) -> None:
+        """Add a worker."""
+        self._runtimes[member_id] = runtime
+
+    def remove(self, member_id: str) -> None:
+        """Remove a worker; idempotent."""
+        self._runtimes.pop(member_id, None)
+
+    def describe(self, member_id: str) -> EngineDescription | None:
+        """Describe a worker."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.description()
+
+    def iterations(self, member_id: str, after: int) -> RecentIterations | None:
+        """Return a worker's iterations after number `after`."""
+        runtime = self._find(member_id)
+        return None if runtime is None else runtime.times.since(after)
+
+    def _find(self, member_id: str) -> WorkerRuntime | None:
+        return self._runtimes.get(member_id) if member_id else next(iter(self._runtimes.values()), None)
+
+
+async def warn_of_other_weights(host: ServiceHost) -> None:
+    """Log an error where a worker's weights differ from the mesh's, so that it will get no work; raises `MeshError` without the
+    store. The worker joins nevertheless: `spotwise status` shows it, and the mesh may serve its model later.
+    """
+    mine = host.member.model_digest
+    for member in await host.store.members():
+        served = member.model_digest
+        if member.kind is MemberKind.CLUSTER_SCHEDULER and served is not None and served != mine:
+            _log.error(
+                "other_weights",
+                worker=host.id,
+                weights=mine,
+                served=served,
+                consequence="the scheduler sends this worker no requests; give it the model folder that the other workers have",
+            )
+
+
+def require_same_weights(record: RequestRecord, worker_id: str, model_digest: str | None) -> None:
+    """Check that a worker may continue a request; raises `MeshError` where its tokens were computed with other weights."""
+    if record.model_digest is not None and record.model_digest != model_digest:
+        raise MeshError(
+            f"the request was begun with the weights {record.model_digest}, and {worker_id} has "
+            f"{model_digest or 'none'}; workers of one mesh need the same model folder"
+        )

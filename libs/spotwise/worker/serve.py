@@ -10,11 +10,10 @@ from spotwise.core.messages.members import MemberKind, Pool
 from spotwise.engine.model.errors import ModelError
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
-from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.engine_thread import EngineThread, engine_config
 from spotwise.worker.groups.serve import serve_leader
 from spotwise.worker.machine import free_memory_bytes
-from spotwise.worker.model_config import engine_config
+from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
 

@@ -7,18 +7,15 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from spotwise.core.worker.policy import Scheduling
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.ports.ports import HandoffHandler, KvTransport, MeshError
 from spotwise.mesh.process.watchdog import WAITING_PATIENCE
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread
-from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.group_engine import GroupEngine
-from spotwise.worker.other_weights import warn_of_other_weights
 from spotwise.worker.profiles.own_profile import own_profile
-from spotwise.worker.runtime import WorkerRuntime
+from spotwise.worker.runtime import RuntimeView, WorkerRuntime, warn_of_other_weights
 from spotwise.worker.settings import Cost, WorkerSettings
 from spotwise.worker.transfer_memory import transfer_memory
 

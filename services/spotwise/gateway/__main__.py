@@ -13,12 +13,14 @@ from spotwise.core.messages.members import MemberKind
 from spotwise.core.requests.names import AdapterRef, model_aliases, require_aliases_of
 from spotwise.engine.model.adapter_files import read_adapter
 from spotwise.engine.model.errors import ModelError
+from spotwise.gateway.access.api_access import ApiAccess
+from spotwise.gateway.access.auth import OPEN_PATHS
+from spotwise.gateway.access.known_keys import REPORT_S, KnownKeys
+from spotwise.gateway.access.quotas import Quotas
 from spotwise.gateway.generate.api_options import OPENAIS, ApiOptions, SamplingDefaults, published_defaults
 from spotwise.gateway.generate.embedding_model import EmbeddingModel, read_embedding_model
-from spotwise.gateway.generate.metrics import GatewayMetrics
+from spotwise.gateway.generate.metrics import GatewayMetrics, StoreWatch
 from spotwise.gateway.mesh.client import MeshGeneration
-from spotwise.gateway.mesh.store_watch import StoreWatch
-from spotwise.gateway.open_access import open_access
 from spotwise.gateway.resume.kept_requests import KeptRequests
 from spotwise.gateway.resume.owned_requests import OwnedRequests, journaled_loop
 from spotwise.gateway.resume.stored_responses import StoredResponses
@@ -28,6 +30,7 @@ from spotwise.http.protocol import http_protocol
 from spotwise.http.server import HttpServer
 from spotwise.http.tls import CERTIFICATE_LOOK_S, ServerTls
 from spotwise.mesh.ports.ports import MeshError
+from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.garbage import collect_little_at_once, give_back_freed_memory, keep_little_freed_memory
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.run import run_service
@@ -77,6 +80,40 @@ def _stored(settings: GatewaySettings, host: ServiceHost) -> StoredResponses | N
     return StoredResponses(host.store.responses, settings.responses_kept_s, settings.store_timeout_s)
 
 
+async def _opened_access(settings: GatewaySettings, host: ServiceHost, metrics: GatewayMetrics) -> ApiAccess:
+    """Read the keys, and keep them up to date as long as the host runs.
+
+    Raises:
+        MeshError: keys cannot be read, or clients of other machines would need none.
+    """
+    store = host.store.keys
+    keys = KnownKeys(
+        settings.bearer_keys,
+        host.clock,
+        store,
+        settings.api_keys_file,
+        is_loopback=is_loopback(settings.host),
+        allow_anonymous=settings.allow_anonymous,
+    )
+    try:
+        keys.read_file()
+    except ValueError as error:
+        raise MeshError(f"SPOTWISE_API_KEYS_FILE: {error}") from error
+    await keys.look()
+    if keys.requires_key is None:
+        raise MeshError(
+            f"the API would listen on {settings.host} and let in any client that reaches it, because there are no API keys; "
+            "make one with `spotwise keys create NAME`, set SPOTWISE_API_KEYS or SPOTWISE_API_KEYS_FILE, or set "
+            "SPOTWISE_ALLOW_ANONYMOUS=true where only trusted clients reach it"
+        )
+    quotas = Quotas(store, host.clock, f"{host.id}/{host.member.incarnation}", metrics.count_limited)
+    host.every(1.0, keys.watch, "api_keys")
+    host.every(REPORT_S, keys.report_use, "api_key_uses")
+    host.spawn(quotas.run(), "quotas")
+    open_paths = OPEN_PATHS - ({"/metrics"} if settings.metrics_need_key else set())
+    return ApiAccess(keys, quotas, open_paths)
+
+
 async def serve(settings: GatewaySettings) -> None:
     """Serve the API until a stop signal."""
     sys.setswitchinterval(_SWITCH_S)
@@ -113,7 +150,7 @@ async def serve(settings: GatewaySettings) -> None:
         raise MeshError(f"SPOTWISE_MODEL_ALIASES: {error}") from error
     async with ServiceHost.open(settings, MemberKind.GATEWAY) as host:
         host.introduce(model=settings.served_name)
-        access = await open_access(settings, host, metrics)
+        access = await _opened_access(settings, host, metrics)
         generation = MeshGeneration(host, settings.submission, metrics)
         await generation.start()
         StoreWatch(host.store, metrics).begin(host.every)

@@ -10,7 +10,7 @@ from typing import Literal
 from pydantic import Field, ValidationInfo, field_validator
 
 from spotwise.cloud.traced_instances import TraceEffect
-from spotwise.core.spot.policy import WatchPolicy
+from spotwise.core.spot.role import WatchPolicy
 from spotwise.files.fleet_file import PROVIDERS
 from spotwise.files.user_folders import NoHomeError, home_folder
 from spotwise.mesh.ports.ports import MeshError

@@ -7,8 +7,7 @@ from typing import Annotated
 
 import typer
 
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.report import require_writable
+from spotwise.cli.bench.report import require_plotting, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.simulator.loads.workload import ClusterWorkload
 

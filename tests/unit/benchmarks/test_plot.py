@@ -9,7 +9,7 @@ import pytest
 
 from spotwise.benchmarks.curve import RatePoint
 from spotwise.benchmarks.plot import plot_completion_times, plot_curves
-from spotwise.cli.bench.plot import require_plotting
+from spotwise.cli.bench.report import require_plotting
 from spotwise.cli.errors import CommandError
 
 

@@ -17,8 +17,7 @@ from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits, SchedulerRole
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
-from spotwise.mesh.replay.journal_replay import find_journals
-from spotwise.mesh.replay.recorded_requests import RecordedRequest
+from spotwise.mesh.replay.journal_replay import RecordedRequest, find_journals
 from spotwise.mesh.service.journal import make_role
 from spotwise.mesh.service.role_loop import RoleLoop
 from tests.fakes.memory import FakeClock

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from spotwise.core.gateway.attempt import ATTEMPTS, OVER, AttemptEvent, AttemptState
+from spotwise.core.gateway.open_request import ATTEMPT_OVER, ATTEMPTS, AttemptEvent, AttemptState
 from spotwise.core.transitions import IllegalTransitionError, follow
 
 S, E = AttemptState, AttemptEvent
@@ -46,8 +46,8 @@ def test_every_other_move_raises(move: tuple[AttemptState, AttemptEvent]) -> Non
 def test_what_is_over_is_over_until_the_next_attempt_begins() -> None:
     """No late message of an attempt brings it back; and each state can be reached."""
     for (state, event), to in LEGAL.items():
-        if state in OVER and event is not E.BEGUN:
-            assert to in OVER
+        if state in ATTEMPT_OVER and event is not E.BEGUN:
+            assert to in ATTEMPT_OVER
     reached = {S.SUBMITTED}
     while more := {to for (state, _), to in LEGAL.items() if state in reached} - reached:
         reached |= more

@@ -6,7 +6,7 @@ import itertools
 
 import pytest
 
-from spotwise.core.gateway.ownership import OVER, OWNERSHIPS, OwnershipEvent, OwnershipState
+from spotwise.core.gateway.keeping import OWNERSHIP_OVER, OWNERSHIPS, OwnershipEvent, OwnershipState
 from spotwise.core.transitions import IllegalTransitionError, follow
 
 S, E = OwnershipState, OwnershipEvent
@@ -43,7 +43,7 @@ def test_every_other_move_raises(move: tuple[OwnershipState, OwnershipEvent]) ->
 
 def test_what_is_over_stays_so_and_each_state_is_reached() -> None:
     """From the two states in which an ownership begins."""
-    assert {state for state in S if not OWNERSHIPS[state]} == OVER
+    assert {state for state in S if not OWNERSHIPS[state]} == OWNERSHIP_OVER
     reached = {S.BOUND, S.UNREAD}
     while more := {to for (state, _), to in LEGAL.items() if state in reached} - reached:
         reached |= more

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES, Kind, Room, RoomVerdict, Shelf, StoreBudget
+from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES, Kind, Room, RoomVerdict, StoreBudget
+from tests.fakes.shelf import Shelf
 
 
 def test_the_shares_are_the_budget() -> None:

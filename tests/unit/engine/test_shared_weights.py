@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from spotwise.engine.engine import Engine
 from spotwise.engine.forward.fused_layer import FusedDecoderLayer
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.native.shared_weights import open_memory
+from spotwise.engine.native.weight_memory import open_memory
 from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
 from tests.unit.engine.sharing_worker import tokens_of
 from tests.unit.engine.tiny_models import load_engine

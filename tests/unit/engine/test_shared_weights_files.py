@@ -19,10 +19,9 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from structlog.testing import capture_logs
 
-from spotwise.engine.native import shared_weights
+from spotwise.engine.native import weight_memory
 from spotwise.engine.native.library import Kernels
-from spotwise.engine.native.shared_weights import open_memory
-from spotwise.engine.native.weight_memory import WeightMemory
+from spotwise.engine.native.weight_memory import WeightMemory, open_memory
 from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
 from tests.unit.engine.sharing_worker import tokens_of
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
@@ -68,11 +67,11 @@ def test_whatever_the_bytes_depend_on_is_in_the_name(
     load(folder, cache)
     before = weights_files(cache)
     if cause == "kernels":
-        monkeypatch.setattr(shared_weights, "sources_fingerprint", lambda: "other")
+        monkeypatch.setattr(weight_memory, "sources_fingerprint", lambda: "other")
     elif cause == "transformers":
-        monkeypatch.setattr(shared_weights, "transformers", SimpleNamespace(__version__="0"))
+        monkeypatch.setattr(weight_memory, "transformers", SimpleNamespace(__version__="0"))
     elif cause == "format":
-        monkeypatch.setattr(shared_weights, "_FORMAT_VERSION", 0)
+        monkeypatch.setattr(weight_memory, "_FORMAT_VERSION", 0)
     else:
         config = folder / "config.json"
         config.write_text(json.dumps({**json.loads(config.read_text()), "use_cache": False}))
@@ -149,7 +148,7 @@ def test_a_disk_that_fills_up_while_weights_are_written(folder: Path, cache: Pat
     model = plain_model(first=(64, 64), second=(64, 64), third=(64, 64))
     with capture_logs() as logs, open_memory(cache, folder, model) as memory:
         placed = [memory.place("first", 4096, torch.float32, lambda to: to.fill_(1))]
-        assert isinstance(memory, shared_weights._WrittenMemory)
+        assert isinstance(memory, weight_memory._WrittenMemory)
         memory._file = FullDisk(memory._file)
         placed.append(memory.place("second", 4096, torch.float32, lambda to: to.fill_(2)))
         placed.append(memory.place("third", 4096, torch.float32, lambda to: to.fill_(3)))

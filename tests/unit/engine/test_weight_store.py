@@ -23,10 +23,9 @@ from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.shard import Shard
 from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm, MatrixRows
-from spotwise.engine.parts.model_structure import ModelStructure
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_matrix import WeightMatrix
-from spotwise.engine.parts.weight_store import WeightStore
+from spotwise.engine.parts.weight_store import ModelStructure, WeightStore
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import note_logits
 

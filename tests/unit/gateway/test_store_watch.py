@@ -8,8 +8,7 @@ import structlog
 from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
-from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.mesh.store_watch import StoreWatch
+from spotwise.gateway.generate.metrics import GatewayMetrics, StoreWatch
 
 NOW_S = 1_700_000_000.0
 

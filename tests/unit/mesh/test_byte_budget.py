@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from spotwise.mesh.process.byte_budget import ByteBudget
+from spotwise.mesh.links.kv_exports import ByteBudget
 
 
 async def settle() -> None:

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.mesh.links.group_call import CALL_BYTES, REPLY_BYTES, GroupCall, encode_call
-from spotwise.mesh.links.group_sockets import GroupMeeting, _dialled
+from spotwise.mesh.links.group_sockets import CALL_BYTES, REPLY_BYTES, GroupCall, GroupMeeting, _dialled, encode_call
 from spotwise.mesh.security.handshake import Handshake
 from spotwise.mesh.security.link_security import LinkRefusedError, LinkSecurity
 from spotwise.wire import framing

@@ -31,8 +31,15 @@ from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from spotwise.mesh.replay.journal_replay import JournalError, find_journals, replay
-from spotwise.mesh.replay.recorded_requests import COLUMNS, RecordedRequest, recorded_requests, write_requests
+from spotwise.mesh.replay.journal_replay import (
+    COLUMNS,
+    JournalError,
+    RecordedRequest,
+    find_journals,
+    recorded_requests,
+    replay,
+    write_requests,
+)
 from spotwise.mesh.service.journal import FORMAT, SUFFIX, Journal, make_role, vocabulary_of
 from spotwise.mesh.service.role_loop import RoleLoop
 from tests.fakes.memory import FakeClock

@@ -7,7 +7,7 @@ import math
 import pytest
 
 from spotwise.core.costs.cost_model import LinkCost
-from spotwise.mesh.links.link_fit import LinkFit
+from spotwise.worker.kv_transfers import LinkFit
 
 
 def fit(*seen: tuple[int, float]) -> LinkCost | None:

@@ -7,7 +7,7 @@ from urllib.parse import urlparse
 import pytest
 from nats.aio.client import Server
 
-from spotwise.mesh.nats.servers import ReconnectOrder
+from spotwise.mesh.nats.bus import ReconnectOrder
 from spotwise.mesh.process.server_urls import SentinelUrl, server_urls, shown_servers
 
 URLS = [urlparse(f"nats://user:a,b@{host}:4222") for host in "abc"]

@@ -12,8 +12,8 @@ import pytest
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.mesh.embedded.servers import LOOPBACK
 from spotwise.mesh.grpc.control import ControlServer
-from spotwise.mesh.process.stop_signals import call_on_stop_signals
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.run import call_on_stop_signals
 from spotwise.mesh.service.settings import ServiceSettings
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.mesh.links.transfer_settings import TransferSettings
+from spotwise.mesh.links.ucx_transfer import TransferSettings
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from spotwise.core.messages import groups as g
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.weights.inventory import FilePiece, ModelSketch, SketchFile, WeightInventory
-from spotwise.wire import codec, codec_groups, codec_records, codec_weights
+from spotwise.wire import codec, codec_groups, codec_records, weight_frames
 from spotwise.wire.field_codec import Codec, Codecs, columns, elsewhere
 from spotwise.wire.framing import FrameError
 from spotwise.wire.message_codec import MessageCodec, UnionCodec
@@ -166,14 +166,14 @@ def test_every_type_is_encoded_and_decoded(kind: type, encode: Any, decode: Any)
 
 def test_an_inventory_and_a_sketch_survive_the_link() -> None:
     inventory = WeightInventory("d", 2**64 - 1, {1: True, 2: False}, {"a": (range(3), range(5, 9)), "b": (range(0),)})
-    read = codec_weights.decode_inventory(bytearray(codec_weights.encode_inventory(inventory)))
+    read = weight_frames.decode_inventory(bytearray(weight_frames.encode_inventory(inventory)))
     assert (read.device_id, read.layout, read.fused_layers) == ("d", 2**64 - 1, {1: True, 2: False})
     assert read.panels == {"a": (range(3), range(5, 9)), "b": ()}
     sketch = ModelSketch(
         "model", "digest", (SketchFile("config", 9, (FilePiece(1, b"\0\xff"),)), SketchFile("a", 0, ()))
     )
-    assert codec_weights.decode_sketch(codec_weights.encode_sketch(sketch)) == sketch
-    for decode in (codec_weights.decode_inventory, codec_weights.decode_sketch):
+    assert weight_frames.decode_sketch(weight_frames.encode_sketch(sketch)) == sketch
+    for decode in (weight_frames.decode_inventory, weight_frames.decode_sketch):
         with pytest.raises(FrameError):
             decode(b"\xff\xff")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
-from spotwise.worker.engine_view import RuntimeView
+from spotwise.worker.runtime import RuntimeView
 
 
 def runtime(name: str) -> Any:

@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.requests.request import FinishReason
 from spotwise.mesh.service.host import ServiceHost
-from spotwise.worker.other_weights import warn_of_other_weights
+from spotwise.worker.runtime import warn_of_other_weights
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.unit.worker.twin_mesh import TwinMesh
 

@@ -18,8 +18,14 @@ from typing import Annotated, Any, Self, TypeVar
 import typer
 
 from spotwise.cli.bench.completion import Answer, random_prompt, stream_completion
-from spotwise.cli.bench.progress import progress_bar
-from spotwise.cli.bench.report import ReportRow, environment, report_console, require_writable, write_report
+from spotwise.cli.bench.report import (
+    ReportRow,
+    environment,
+    progress_bar,
+    report_console,
+    require_writable,
+    write_report,
+)
 from spotwise.cli.client.gateway_access import CaFile, GatewayUrl, find_gateway
 from spotwise.cli.client.gateway_client import GatewayClient
 from spotwise.cli.errors import OptionError

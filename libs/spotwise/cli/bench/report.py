@@ -1,8 +1,11 @@
-"""The format of every benchmark's result: a table for people, and one JSON document."""
+"""The format of every benchmark's result, a table for people and one JSON document; its progress bar; and the check that a
+plot can be drawn.
+"""
 
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
 import platform
 from collections.abc import Callable, Sequence
@@ -14,12 +17,15 @@ from typing import Any
 import orjson
 import psutil
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from spotwise.cli.errors import OptionError
+from spotwise.cli.errors import CommandError, OptionError
 from spotwise.worker.machine import processor_name
 
 _PIPE_WIDTH = 150
+
+_FORMATS = (".png", ".svg", ".pdf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,3 +160,22 @@ def _version(name: str) -> str:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return "absent"
+
+
+def require_plotting(path: Path, option: str = "--plot") -> None:
+    """Check that an option's plot can be written, before the measurement starts.
+
+    Raises:
+        CommandError: matplotlib is missing.
+        OptionError: the file's name has no format that matplotlib writes.
+    """
+    if path.suffix not in _FORMATS:
+        raise OptionError(f"{option} {path}: give it a name that ends in {', '.join(_FORMATS)}")
+    if importlib.util.find_spec("matplotlib") is None:
+        raise CommandError(f"{option} needs matplotlib; install it with: pip install 'spotwise[bench]'")
+
+
+def progress_bar(console: Console) -> Progress:
+    """A bar with the current step, the share done and the elapsed time; removed at the end."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    return Progress(*columns, console=console, transient=True)

@@ -1,20 +1,78 @@
-"""A client of one server of the API, a gateway's or a peer's, for many requests at a time."""
+"""A client of one server of the API, a gateway's or a peer's, for many requests at a time: streams as events, failures as
+errors for the user.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import httpx
+import orjson
 
-from spotwise.cli.client.events import decode_event
-from spotwise.cli.client.failures import request_failures
 from spotwise.cli.client.gateway_access import client_options
+from spotwise.cli.errors import CommandError
 
 _TIMEOUT_S = 600.0
+
+
+def decode_event(line: str) -> dict[str, Any] | None:
+    """Decode one line of a stream; `None` for a blank line, a comment, an id and `[DONE]`.
+
+    Raises:
+        CommandError: the event is an error, with which the server ended the stream.
+        orjson.JSONDecodeError: the data is no JSON.
+    """
+    data = line.removeprefix("data:").strip()
+    if not line.startswith("data:") or data == "[DONE]":
+        return None
+    event: dict[str, Any] = orjson.loads(data)
+    if "error" in event:
+        raise CommandError(f"a stream failed: {event['error'].get('message', event['error'])}")
+    return event
+
+
+class RequestRefusedError(CommandError):
+    """A server answered a request with an error; `status` is that of HTTP."""
+
+    def __init__(self, url: str, status: int, content: bytes) -> None:
+        self.status = status
+        hint = "; set SPOTWISE_API_KEY to a valid key" if status == httpx.codes.UNAUTHORIZED else ""
+        super().__init__(f"{url} refused the request with status {status}: {_message(content)}{hint}")
+
+
+def failure_of(url: str, error: httpx.HTTPError) -> CommandError:
+    """Return what to tell the user about a request to the server at `url`; the content of an answer must have been read."""
+    if isinstance(error, httpx.HTTPStatusError):
+        return RequestRefusedError(url, error.response.status_code, error.response.content)
+    reason = str(error) or type(error).__name__
+    if "CERTIFICATE_VERIFY_FAILED" in reason:
+        return CommandError(
+            f"the certificate of {url} is not trusted ({reason}); give its authority with --ca FILE, or in SPOTWISE_CA_FILE"
+        )
+    if isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
+        return CommandError(f"nothing answers at {url} ({reason}); start a mesh with `spotwise up`, or give its --url")
+    return CommandError(f"{url} broke off ({reason}); look at `spotwise status`")
+
+
+@contextmanager
+def request_failures(url: str) -> Iterator[None]:
+    """Convert any `httpx.HTTPError` of a request to the server at `url` to `CommandError`."""
+    try:
+        yield
+    except httpx.HTTPError as error:
+        raise failure_of(url, error) from error
+
+
+def _message(content: bytes) -> str:
+    """Return the message of an error in the API's form, or else the beginning of the answer."""
+    try:
+        return str(orjson.loads(content)["error"]["message"])
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return content.decode(errors="replace")[:200]
 
 
 def listed_models(answer: dict[str, Any]) -> list[str]:

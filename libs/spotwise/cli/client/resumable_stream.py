@@ -11,10 +11,8 @@ from typing import Any
 
 import httpx
 
-from spotwise.cli.client.events import decode_event
-from spotwise.cli.client.failures import RequestRefusedError, request_failures
 from spotwise.cli.client.gateway_access import client_options
-from spotwise.cli.client.gateway_client import listed_models
+from spotwise.cli.client.gateway_client import RequestRefusedError, decode_event, listed_models, request_failures
 
 _CONNECT_TIMEOUT_S = 5.0
 #: Longest silence between two pieces of an answer; a long prompt on a busy mesh waits here.

@@ -7,18 +7,15 @@ from typing import Annotated
 
 import typer
 
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.report import report_console, require_writable
+from spotwise.cli.bench.report import report_console, require_plotting, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import parse_size
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.option_groups import OptionGroup, given_flags, with_option_groups
-from spotwise.cli.plan.document import plan_document
-from spotwise.cli.plan.lanes import lanes
 from spotwise.cli.plan.model_shapes import parse_model_shape
-from spotwise.cli.plan.picture import draw_plan
+from spotwise.cli.plan.picture import draw_plan, lanes
 from spotwise.cli.plan.scenario import ScenarioOptions, parse_config, scenario
-from spotwise.cli.plan.tables import mapping_table, order_table, stages_table, summary_table
+from spotwise.cli.plan.tables import mapping_table, order_table, plan_document, stages_table, summary_table
 from spotwise.cli.reshape import show_live_plan
 from spotwise.cli.simulate.documents import write_document
 from spotwise.core.migration.mapping.mapper import map_devices

@@ -1,6 +1,9 @@
 """Models to plan for: those of papers, by name, and any model's folder. A folder's shape comes from config.json and the headers
 of its safetensors files, without loading: numbered tensors are layers, the head has its name, others count to the embedding.
 Where the engine can serve the folder's model, stages and shards have what the engine's have; papers' models are cut as there.
+
+The models of SpotServe's paper have single-precision weights: 12 x hidden^2 a layer, and an embedding of about 50,000 rows
+copied by the last stage (Table 1, section 6.1). The artifact's "30B" has 48 layers of 7,168, LLaMA-30B 60 of 6,656.
 """
 
 from __future__ import annotations
@@ -20,12 +23,34 @@ from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.engine.model.errors import ModelError
 from spotwise.files.user_folders import NoHomeError, expanded
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS, LanguageModel
-from spotwise.simulator.spotserve.paper_shapes import PAPER_SHAPES
+
+_VOCABULARY = 50_304
+_FLOAT32_BYTES = 4
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks?)\.(\d+)\.")
 _HEAD = re.compile(r"(?:^|\.)(?:lm_head|embed_out)\.")
 _VALUE_BYTES = {"float32": 4, "float64": 8}
 _HEADER_LENGTH = struct.Struct("<Q")
+
+
+def _shape(name: str, layers: int, hidden_size: int) -> ModelShape:
+    embedding_bytes = _VOCABULARY * hidden_size * _FLOAT32_BYTES
+    return ModelShape(
+        name,
+        layers,
+        hidden_size,
+        layer_bytes=12 * hidden_size**2 * _FLOAT32_BYTES,
+        embedding_bytes=embedding_bytes,
+        head_bytes=embedding_bytes,
+        kv_layer_token_bytes=2 * hidden_size * _FLOAT32_BYTES,
+        value_bytes=_FLOAT32_BYTES,
+    )
+
+
+OPT_6_7B_SHAPE = _shape("OPT-6.7B", 32, 4096)
+GPT_20B_SHAPE = _shape("GPT-20B", 44, 6144)
+LLAMA_30B_SHAPE = _shape("LLaMA-30B", 48, 7168)
+PAPER_SHAPES = (OPT_6_7B_SHAPE, GPT_20B_SHAPE, LLAMA_30B_SHAPE)
 
 
 def named_shapes() -> dict[str, ModelShape]:

@@ -16,8 +16,7 @@ from spotwise.cli.simulate.run_options import cluster_scenario, require_case
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
-from spotwise.simulator.runs.clusters import Cluster, Design, Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Cluster, Design, Split
 from spotwise.simulator.runs.experiment import require_runnable
 from spotwise.simulator.searches.provisioning import Objective
 

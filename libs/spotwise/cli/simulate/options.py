@@ -18,11 +18,9 @@ from spotwise.files.tables import TraceError
 from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profile_fit import ProfileError
-from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
-from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
-from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.loads.workload import SYNTHETIC, ArrivalKind, ClusterWorkload
+from spotwise.simulator.runs.clusters import DESIGNS, Design, Split
 
 TIMED = (
     "How iterations are timed: as measured (honest), as in the published simulator (published), or like that with "

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.report import report_console, require_writable
+from spotwise.cli.bench.report import report_console, require_plotting, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.option_groups import with_option_groups
 from spotwise.cli.quantities import ascending

@@ -31,8 +31,7 @@ from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
-from spotwise.simulator.runs.clusters import Cluster, Design, Split
-from spotwise.simulator.runs.designs import PAPER_SPLITS
+from spotwise.simulator.runs.clusters import PAPER_SPLITS, Cluster, Design, Split
 from spotwise.simulator.runs.experiment import require_runnable
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine

@@ -7,14 +7,12 @@ from typing import Annotated
 
 import typer
 
-from spotwise.cli.bench.plot import require_plotting
-from spotwise.cli.bench.report import environment, report_console, require_writable
+from spotwise.cli.bench.report import environment, report_console, require_plotting, require_writable
 from spotwise.cli.errors import OptionError
 from spotwise.cli.option_groups import given_flags, with_option_groups
 from spotwise.cli.plan.model_shapes import parse_model_shape
 from spotwise.cli.profile_files import load_lines, read_profile
 from spotwise.cli.simulate.documents import write_document
-from spotwise.cli.simulate.fleet_plot import plot_fleet
 from spotwise.cli.simulate.market_options import PurchaseOptions, purchase_terms
 from spotwise.cli.simulate.options import JobsOption, JsonOption, command_errors
 from spotwise.cli.simulate.progress import Simulations
@@ -24,12 +22,18 @@ from spotwise.cli.simulate.spot_options import (
     SpotLoadOptions,
     SurroundingsOptions,
 )
-from spotwise.cli.simulate.spot_report import FleetInputs, fleet_document, fleet_table, input_lines, unserved_lines
+from spotwise.cli.simulate.spot_report import (
+    FleetInputs,
+    fleet_document,
+    fleet_table,
+    input_lines,
+    plot_fleet,
+    unserved_lines,
+)
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.messages.fleet import Market
 from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.simulator.runs.plots import save
-from spotwise.simulator.spotserve.fleet_results import simulate_fleet
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
     USUALLY_COMPARED,
@@ -42,6 +46,7 @@ from spotwise.simulator.spotserve.own_fleet import (
 )
 from spotwise.simulator.spotserve.pricing import read_nodes
 from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.spotserve.serving import simulate_fleet
 
 
 @with_option_groups

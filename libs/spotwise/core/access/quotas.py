@@ -255,6 +255,62 @@ class KeyUsage:
         return (self.day + 1) * DAY_S - now_s
 
 
+@dataclass(slots=True)
+class KeyBook:
+    """What a gateway has to report of a key.
+
+    Attributes:
+        given_back, given_back_today, day, ended, undone: figures of the next settlement.
+        unanswered: settlements that the store may have.
+        asking: asks that are under way.
+        running: asks whose requests run.
+    """
+
+    limits: KeyLimits
+    given_back: int = 0
+    given_back_today: int = 0
+    day: int = 0
+    ended: list[int] = field(default_factory=list)
+    undone: list[int] = field(default_factory=list)
+    unanswered: list[Settlement] = field(default_factory=list)
+    asking: dict[int, None] = field(default_factory=dict)
+    running: dict[int, None] = field(default_factory=dict)
+
+    def give_back(self, tokens: int, day: int) -> None:
+        """Count reserved tokens of a day that were not used; negative where more were used."""
+        self.given_back += tokens
+        if day > self.day:
+            self.day, self.given_back_today = day, 0
+        if day == self.day:
+            self.given_back_today += tokens
+
+    def settle(self, number: int) -> None:
+        """Make a settlement of what has ended."""
+        figures = self.given_back, self.given_back_today, self.day
+        self.unanswered.append(Settlement(number, *figures, tuple(self.ended), tuple(self.undone)))
+        self.given_back = self.given_back_today = 0
+        self.ended, self.undone = [], []
+
+    @property
+    def has_news(self) -> bool:
+        """Whether something has ended since the last settlement."""
+        return bool(self.ended or self.undone or self.given_back or self.given_back_today)
+
+    @property
+    def floor(self) -> int | None:
+        """The first ask that the store has to remember."""
+        return min((*self.asking, *self.undone), default=None)
+
+    def answered(self, report: KeyReport) -> None:
+        """Forget the settlements of a report that the store has."""
+        self.unanswered = [each for each in self.unanswered if each.number > report.last]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether nothing runs and nothing is to be reported."""
+        return not (self.running or self.asking or self.unanswered or self.has_news)
+
+
 def lease_of(source: str, number: int) -> str:
     """Return the name of the lease of a gateway's ask."""
     return f"{source}/{number}"

@@ -18,8 +18,7 @@ from spotwise.core.fleet.state import FleetState
 from spotwise.core.fleet.targets import TypeTarget, fleet_targets
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import Market
-from spotwise.core.parallel.choice import ConfigChoice
-from spotwise.core.parallel.instances import Supply
+from spotwise.core.parallel.instances import ConfigChoice, Supply
 from spotwise.core.parallel.policy import ServiceDemand
 
 

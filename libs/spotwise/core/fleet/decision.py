@@ -46,7 +46,7 @@ from spotwise.core.messages.fleet import (
     Purchase,
     WantedInstances,
 )
-from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import ServiceDemand
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.policy import Policy
 
 #: Weight of the newest span.

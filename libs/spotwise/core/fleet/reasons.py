@@ -16,7 +16,7 @@ from spotwise.core.messages.fleet import (
     InstanceState,
     Market,
 )
-from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.policy import ServiceDemand
 
 

@@ -17,10 +17,8 @@ from dataclasses import replace
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import FleetState
 from spotwise.core.fleet.types import FleetType, MeasuredModel, measured_model
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.execution import ExecutionCost
-from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.instances import ConfigChoice, ExecutionCost, InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, MemoryLimit
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.optimizer import choose, chosen_again, of_shape

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import FleetState, MarketState
 from spotwise.core.messages.fleet import Market, WantedInstances
-from spotwise.core.parallel.choice import ConfigChoice
+from spotwise.core.parallel.instances import ConfigChoice
 
 
 @dataclass(frozen=True, slots=True)

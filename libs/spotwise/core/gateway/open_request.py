@@ -8,14 +8,60 @@ Tokens are missing where a later one has overtaken them, or where a worker has l
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
+from types import MappingProxyType
 
-from spotwise.core.gateway.attempt import ATTEMPTS, OVER, AttemptEvent, AttemptState
 from spotwise.core.gateway.recovery import AttemptHistory
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason, RequestEvent, RequestState, advance
 from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.core.transitions import follow
+
+
+class AttemptState(StrEnum):
+    """Where a request's newest attempt is, as its gateway knows it.
+
+    Law: an attempt is under way until it is lost, rejected or parked; then another begins, from the committed tokens. Messages
+    of an attempt that is over come late and change nothing; only a rejection still tells that no member has anything of it.
+    """
+
+    SUBMITTED = "submitted"  #: on its way to a scheduler, or held there without a word
+    QUEUED = "queued"  #: a scheduler has accepted it; its workers are not known
+    PLACED = "placed"  #: its workers are known: a scheduler named them, or they sent tokens
+    LOST = "lost"  #: over; the next one begins at a time
+    REJECTED = "rejected"  #: over, and no scheduler and no worker has anything of it; the next one begins at a time
+    PARKED = "parked"  #: over; none begins until the client reads
+
+
+class AttemptEvent(StrEnum):
+    """What happened to an attempt."""
+
+    BEGUN = "begun"
+    ACCEPTED = "accepted"
+    PLACED = "placed"
+    LOST = "lost"
+    REJECTED = "rejected"
+    PARKED = "parked"
+    UNPARKED = "unparked"
+
+
+_S, _E = AttemptState, AttemptEvent
+_ENDINGS = {_E.BEGUN: _S.SUBMITTED, _E.LOST: _S.LOST, _E.REJECTED: _S.REJECTED, _E.PARKED: _S.PARKED}
+_OVER = {_E.BEGUN: _S.SUBMITTED, _E.REJECTED: _S.REJECTED, _E.PARKED: _S.PARKED}
+ATTEMPTS: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = MappingProxyType(
+    {
+        _S.SUBMITTED: {**_ENDINGS, _E.ACCEPTED: _S.QUEUED, _E.PLACED: _S.PLACED},
+        _S.QUEUED: {**_ENDINGS, _E.ACCEPTED: _S.QUEUED, _E.PLACED: _S.PLACED},
+        _S.PLACED: {**_ENDINGS, _E.ACCEPTED: _S.PLACED, _E.PLACED: _S.PLACED},
+        _S.LOST: {**_OVER, _E.ACCEPTED: _S.LOST, _E.PLACED: _S.LOST},
+        _S.REJECTED: {**_OVER, _E.ACCEPTED: _S.REJECTED, _E.PLACED: _S.REJECTED},
+        _S.PARKED: {_E.UNPARKED: _S.LOST},
+    }
+)
+#: States of an attempt that is over.
+ATTEMPT_OVER = frozenset({_S.LOST, _S.REJECTED, _S.PARKED})
 
 
 @dataclass(slots=True)
@@ -24,7 +70,7 @@ class OpenRequest:
 
     Attributes:
         deadline_unix_s: when its client gives up, whatever attempt runs then; `None` without a deadline.
-        attempt: where the attempt is (`attempt.py`).
+        attempt: where the attempt is, by the table `ATTEMPTS`.
         first_accepted: epoch of the first attempt that a scheduler has accepted; `None` before.
         announced: its client was notified of the assignment.
         workers: those whose loss ends the attempt; without the prompt worker once the token worker has sent a token.
@@ -103,7 +149,7 @@ class OpenRequest:
     @property
     def is_over(self) -> bool:
         """Whether its newest attempt is over, and the next one has not begun."""
-        return self.attempt in OVER
+        return self.attempt in ATTEMPT_OVER
 
     @property
     def is_parked(self) -> bool:

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.attempt import AttemptEvent, AttemptState
-from spotwise.core.gateway.open_request import OpenRequest
+from spotwise.core.gateway.open_request import AttemptEvent, AttemptState, OpenRequest
 from spotwise.core.gateway.recovery import MAX_FRUITLESS, RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import RequestEvent, advance, is_terminal

@@ -21,10 +21,9 @@ from collections.abc import Callable
 from typing import Any
 
 from spotwise.core.gateway import commands as g
-from spotwise.core.gateway.attempt import AttemptEvent, AttemptState
 from spotwise.core.gateway.heartbeats import ActiveScheduler, ReceivedBatches
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
-from spotwise.core.gateway.open_request import OpenRequest
+from spotwise.core.gateway.open_request import AttemptEvent, AttemptState, OpenRequest
 from spotwise.core.gateway.open_requests import OpenRequests
 from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.membership.membership import MemberJoined, MemberLost, Membership

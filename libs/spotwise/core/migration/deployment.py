@@ -1,4 +1,5 @@
-"""The deployment that a migration starts from: instances, the position of each device, and the requests of each pipeline.
+"""The deployment that a migration starts from: instances, the position of each device, and the requests of each pipeline; and
+the device mapper's result, which says what the new one takes over.
 
 Law: a device is known by its instance and its number there; what it holds follows from its position (`ModelShape`).
 An instance under notice (`deadline_s`) may send until then, and gets no position of a new configuration.
@@ -88,3 +89,25 @@ class Deployment:
         if len(devices) < config.devices:
             raise ValueError(f"{config} needs {config.devices} devices; there are {len(devices)}")
         return cls(config, instances, dict(zip(devices, config.positions(), strict=False)), running or {})
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMap:
+    """What the new configuration takes over from the old one.
+
+    Attributes:
+        positions: position of each device that has one in the new configuration: one device for every position.
+        running: requests that keep their KV, by new pipeline; the KV is where `before.running` has it.
+        waiting: requests beyond the new batches' capacity, most decoded first; they wait and are recomputed.
+        kept_weight_bytes, kept_kv_bytes: weights, and KV of `running`, that are on their device already.
+        running_on: the old pipeline that a new one is, device for device and request for request; it need not stop.
+    """
+
+    before: Deployment
+    config: ParallelConfig
+    positions: Mapping[Device, Position]
+    running: Mapping[int, tuple[RunningRequest, ...]]
+    waiting: tuple[RunningRequest, ...]
+    kept_weight_bytes: int
+    kept_kv_bytes: int
+    running_on: Mapping[int, int]

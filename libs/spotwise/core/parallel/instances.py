@@ -1,4 +1,4 @@
-"""Instance types and how many instances of each are available.
+"""Instance types with their costs, how many instances of each are available, and the choice of a configuration for them.
 
 Law: an instance is spot, which the provider may reclaim, or on demand; both run equally fast.
 Available: instances held or starting, less those under notice, plus requestable ones (N_t, SpotServe, section 4.1).
@@ -8,11 +8,12 @@ The cheaper kind is taken first; at equal prices on demand, since it is not recl
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.core.parallel.config import ParallelConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,3 +107,73 @@ def _sum_of_first(instances: NDArray[np.int64], price: float, prices: tuple[floa
         return instances * np.float64(price)
     sums: NDArray[np.float64] = np.concatenate(([0.0], np.cumsum(prices)))
     return sums[instances]
+
+
+class ExecutionCost(Protocol):
+    """Seconds of a full batch on one pipeline of a configuration; infinite without measurements, so that it is not chosen."""
+
+    def prompt_s(self, config: ParallelConfig, input_tokens: int) -> float:
+        """Return the seconds of a full batch's prompts, one-time costs of the batch included."""
+
+    def step_s(self, config: ParallelConfig) -> float:
+        """Return the seconds of one token of each sequence of a full batch."""
+
+    def execution_s(self, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
+        """Return l_exe, the seconds of a full batch from its start to its last token, an awaited KV transfer included."""
+
+
+def throughput(cost: ExecutionCost, config: ParallelConfig, input_tokens: int, output_tokens: int) -> float:
+    """Return phi, the most requests a second that a configuration serves.
+    A request without tokens to compute or to decode raises `ValueError`.
+    """
+    if min(input_tokens, output_tokens) < 1:
+        raise ValueError(f"a request has at least 1 token in and 1 out, not {input_tokens} and {output_tokens}")
+    batch = config.max_batch
+    if not config.is_split:
+        return config.data * batch / cost.execution_s(config, input_tokens, output_tokens)
+    prompts_per_s = config.prompt_data * batch / cost.prompt_s(config, input_tokens)
+    return min(prompts_per_s, config.data * batch / (output_tokens * cost.step_s(config)))
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceShare:
+    """An instance type's contribution to a choice: pipelines for prompts only, pipelines that decode (where phases are together
+    they compute prompts as well), and instances.
+    """
+
+    type: InstanceType
+    prompt_data: int
+    data: int
+    spot: int
+    on_demand: int
+
+    @property
+    def instances(self) -> int:
+        """Instances of that type."""
+        return self.spot + self.on_demand
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigChoice:
+    """The optimizer's choice.
+
+    Attributes:
+        shares: contribution of each type that has one, in the order of supplies.
+        execution_s, request_s: l_exe, mean over requests; l_req, infinite where throughput is below the arrival rate.
+        throughput: phi, requests a second.
+        price_per_h: dollars an hour.
+        meets_demand: tells that phi >= alpha.
+    """
+
+    config: ParallelConfig
+    shares: tuple[InstanceShare, ...]
+    execution_s: float
+    request_s: float
+    throughput: float
+    price_per_h: float
+    meets_demand: bool
+
+    @property
+    def instances(self) -> int:
+        """Instances in all."""
+        return sum(share.instances for share in self.shares)

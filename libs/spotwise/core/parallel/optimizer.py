@@ -17,10 +17,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spotwise.core.parallel.candidates import Shape, shapes
-from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.evaluation import Mixes, evaluate, evaluate_mix
-from spotwise.core.parallel.instances import Supply
+from spotwise.core.parallel.instances import ConfigChoice, InstanceShare, Supply
 from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.policy import Phases, Policy, Preference, ServiceDemand
 

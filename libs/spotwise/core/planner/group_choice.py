@@ -14,8 +14,7 @@ from types import MappingProxyType
 
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import DevicePlace, Pool
-from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.parallel.config import ParallelConfig, Position
 from spotwise.core.planner.change_cost import ChangeCost

@@ -12,8 +12,7 @@ from dataclasses import dataclass, replace
 
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Pool
-from spotwise.core.migration.deployment import Deployment, Device, Instance
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance
 from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.migration.planning.plan import MigrationPlan, PlanPolicy
 from spotwise.core.migration.planning.planner import plan_migration

@@ -128,7 +128,3 @@ class AnswerTimes:
             return known.likely
         longest_s = max_new_tokens * self._token_s
         return AnswerLengths.of(tuple([share * longest_s for share in SHARES]))
-
-    def likely_s(self, max_new_tokens: int) -> tuple[float, ...]:
-        """Return equally likely seconds of an answer."""
-        return self.lengths(max_new_tokens).seconds

@@ -3,7 +3,7 @@
 Law: an accepted request is assigned, rejected, or closed by its gateway; a higher epoch replaces a lower one.
 Requests for which no worker has free KV blocks wait here, by priority and then arrival; `scheduler/admission.py` bounds them.
 A request that is over is cancelled at the workers that have it, as far as this scheduler or else its gateway knows them.
-Of several schedulers the one with the lease acts (`scheduler/activity.py`); its orders carry its term. A scheduler that loses
+Of several schedulers the one with the lease acts (`membership/term.py`); its orders carry its term. A scheduler that loses
 the lease drops its state: assigned requests continue, and gateways submit queued ones to the new leader.
 
 A request whose worker is gone, with all as large, waits for another and holds up none: its gateway gives it up.
@@ -22,9 +22,9 @@ from typing import Any
 
 from spotwise.core.membership.confirmation import Confirmations
 from spotwise.core.membership.membership import MemberJoined, MemberLost, Membership
+from spotwise.core.membership.term import Activity
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind
-from spotwise.core.scheduler.activity import Activity
 from spotwise.core.scheduler.admission import Admission, Refusal, is_overdue
 from spotwise.core.scheduler.assigner import Assigner
 from spotwise.core.scheduler.gone import GoneGateways, Tombstones

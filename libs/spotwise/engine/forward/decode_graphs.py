@@ -186,15 +186,17 @@ class DecodeGraphs:
         return self._capture is None
 
     def run(self, rows: Rows[SequenceRow]) -> torch.Tensor | None:
-        """Compute decode rows by a recording.
+        """Compute rows by a recording.
 
         Returns:
             Logits `[rows, vocab_size]` in row order, which the next call overwrites; `None` where the rows must run eagerly:
-            they exceed the buckets, or the model cannot be recorded.
+            one is no decode, is pooled or has an adapter, they exceed the buckets, or the model cannot be recorded.
 
         Raises:
             ValueError: a block table names a block that the cache does not have.
         """
+        if not all(row.is_decode and sequence.pooling is None and sequence.adapter is None for row, sequence in rows):
+            return None
         bucket = self._bucket(rows)
         if bucket is None or self._capture is None:
             return None

@@ -7,7 +7,6 @@ the user's cache folder. `python -m spotwise.engine.native.build --all` compiles
 from __future__ import annotations
 
 import argparse
-import contextlib
 import hashlib
 import os
 import platform
@@ -21,7 +20,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from spotwise.files.user_folders import NoHomeError, cache_home
+from spotwise.files.user_folders import build_folders, first_writable
 
 _SOURCES = Path(__file__).parent
 _MAIN = "kernels.cpp"
@@ -128,23 +127,15 @@ def _fingerprint(variant: Variant) -> str:
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
-def _folders() -> list[Path]:
-    folders = [_SOURCES / "_build"]
-    with contextlib.suppress(NoHomeError):
-        folders.append(cache_home() / "spotwise" / "native")
-    return folders
+def _folders() -> tuple[Path, ...]:
+    return build_folders(_SOURCES, "native")
 
 
 def _writable_folder() -> Path:
-    for folder in _folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    shown = ", ".join(map(str, _folders()))
-    raise NoKernelsError(f"none of these can be written: {shown}; set XDG_CACHE_HOME to a folder that can")
+    if (folder := first_writable(_folders())) is None:
+        shown = ", ".join(map(str, _folders()))
+        raise NoKernelsError(f"none of these can be written: {shown}; set XDG_CACHE_HOME to a folder that can")
+    return folder
 
 
 def _compile(variant: Variant, library: Path) -> None:

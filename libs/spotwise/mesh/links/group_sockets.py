@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import struct
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from dataclasses import dataclass
@@ -18,30 +19,83 @@ from typing import Any
 
 import structlog
 
-from spotwise.mesh.links.group_call import CALL_BYTES, DATA, LANES, PULSE, REPLY_BYTES, GroupCall, encode_call
 from spotwise.mesh.links.sealed_stream import sealed_stream
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.security.handshake import Handshake, LinkTerms
 from spotwise.mesh.security.link_security import LinkRefusedError, LinkSecurity
-from spotwise.wire.link_hello import HEAD_BYTES, HelloRefusal, LinkKind, encode_refusal
+from spotwise.mesh.security.secrets import is_proof, proof
+from spotwise.wire.framing import FrameError
+from spotwise.wire.link_hello import HEAD_BYTES, PROOF_BYTES, HelloRefusal, LinkKind, encode_refusal, message_bytes
+
+# lane, number of the calling member, epoch; the proof follows
+_PLACE = struct.Struct("!BxHQ")
+_ROLE = b"member"
+
+#: Bytes of the caller's hello and of the listener's.
+CALL_BYTES = message_bytes(_PLACE.size + PROOF_BYTES)
+REPLY_BYTES = message_bytes(0)
+
+DATA, PULSE = 0, 1
+#: The connections of two members: for data, and for signs of life.
+LANES = (DATA, PULSE)
 
 _log = structlog.get_logger(__name__)
-
 #: A process that does not accept a connection, or does not complete the handshake, within so long is not there.
 _CONNECT_S = 5.0
 #: Connections for groups to come that wait at most.
 _WAITING = 256
 #: Connections without a handshake.
 MOST_UNGREETED = 64
-
 #: Takes a member's number and its connections, for data and for signs of life.
 Connected = Callable[[int, socket.socket, socket.socket], None]
 #: A group's epoch and secret.
 _Key = tuple[int, bytes]
 #: Connections that others have made, by member and lane.
 _Calls = dict[int, dict[int, socket.socket]]
+
+
+def encode_call(handshake: Handshake, lane: int, member: int, epoch: int, secret: bytes) -> bytes:
+    """Return what a member says of itself, once its handshake has met the listener's offer."""
+    place = _PLACE.pack(lane, member, epoch)
+    return place + proof(secret, _ROLE, handshake.binding, place)
+
+
+class GroupCall:
+    """A caller that has proved the mesh's secret, and says what it is for.
+
+    The body of its hello has its group, member and lane, with a proof of the group's secret. The proof is bound to the
+    handshake, which shows before that the caller is of the mesh. A listener that has not heard of the group yet verifies the
+    proof when it has.
+
+    Attributes:
+        lane, member, epoch: its connection of the two, its number in the group, and the group's.
+    """
+
+    def __init__(self, handshake: Handshake, hello: bytes) -> None:
+        """Verify a caller's hello; raises `LinkRefusedError`."""
+        self._handshake = handshake
+        self.lane = self.member = self.epoch = 0
+        self._place, self._proof = handshake.verify(hello, self._decoded)
+
+    def is_of(self, secret: bytes) -> bool:
+        """Whether the caller knows a group's secret."""
+        return is_proof(self._proof, secret, _ROLE, self._handshake.binding, self._place)
+
+    def terms(self, secret: bytes) -> LinkTerms:
+        """Return the terms of a connection of that group, once the listener has replied; raises `LinkRefusedError`."""
+        return self._handshake.terms(secret)
+
+    def _decoded(self, body: bytes) -> tuple[bytes, bytes]:
+        place, proven = body[: _PLACE.size], body[_PLACE.size :]
+        try:
+            self.lane, self.member, self.epoch = _PLACE.unpack(place)
+        except struct.error as error:
+            raise FrameError(f"the call of a group's member cannot be read: {error}") from None
+        if self.lane not in LANES:
+            raise FrameError(f"a group has no connection {self.lane}")
+        return place, proven
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from typing import Any, Generic
 import structlog
 
 from spotwise.mesh.links.ucx_link import F, FrameBuffers, FrameHandler, LinkProtocol, UcxLink
-from spotwise.mesh.links.ucx_loopback import keep_to_loopback
-from spotwise.mesh.links.ucx_reactor import UcxReactor, remote_host
+from spotwise.mesh.links.ucx_reactor import UcxReactor, keep_to_loopback, remote_host
 from spotwise.mesh.ports.ports import KvTransferError, MeshError
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.security.handshake import Handshake

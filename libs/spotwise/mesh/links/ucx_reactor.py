@@ -2,6 +2,10 @@
 when its event file descriptor is readable. `ucxx`'s asyncio layer is not used: without threads every awaited request spins
 on `sleep(0)`, and there is one per process. A request's buffers live until UCX is done with them, also where its future is
 cancelled; UCX is never called from one of its own callbacks.
+
+Where a worker's peers are on its own machine, UCX is restricted to the loopback interface. UCXX's listener takes no address, so
+that UCX binds it to all interfaces; `SO_BINDTODEVICE` (no privilege needed since Linux 5.7) restricts it to loopback. UCX's own
+TCP ports open on the interfaces of `UCX_NET_DEVICES`. RDMA devices have no TCP port and stay.
 """
 
 from __future__ import annotations
@@ -10,11 +14,11 @@ import asyncio
 import ctypes
 import os
 import socket
+import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
-
-from spotwise.mesh.links.ucx_loopback import loopback_devices
 
 # UCX's tcp copies through segments of 8 KiB by default; larger ones move large messages four times as fast. The sender's must
 # not exceed the receiver's, so the two are set together or, where a user set one, not at all.
@@ -41,6 +45,10 @@ _EP_ATTR_REMOTE_ADDRESS = 1 << 2
 _EP_ATTR_TRANSPORTS = 1 << 3
 _CONTEXT_ATTR_MEMORY_TYPES = 1 << 2
 _CUDA_MEMORY = 1 << 1
+
+_LOOPBACK_INTERFACE = "lo"
+_RDMA_DEVICES = Path("/sys/class/infiniband")
+_DESCRIPTORS = Path("/proc/self/fd")
 
 
 class UcxReactor:
@@ -291,3 +299,44 @@ def transport_name(endpoint: Any) -> str:
         return "unknown"
     used = lanes[: attributes.transports.num_entries]
     return ",".join(f"{lane.transport.decode()}/{lane.device.decode()}" for lane in used if lane.device) or "unknown"
+
+
+def loopback_devices() -> dict[str, str]:
+    """Return UCX's option for the loopback interface and RDMA's active ports; empty where the user chose devices."""
+    if "UCX_NET_DEVICES" in os.environ:
+        return {}
+    active = [
+        f"{port.parts[-3]}:{port.name}"
+        for port in sorted(_RDMA_DEVICES.glob("*/ports/*"))
+        if "ACTIVE" in (port / "state").read_text()
+    ]
+    return {"NET_DEVICES": ",".join([_LOOPBACK_INTERFACE, *active])}
+
+
+def keep_to_loopback(port: int) -> None:
+    """Restrict this process's listener on a port to the loopback interface; raises `OSError` where the kernel does not allow
+    it, or this process does not listen there.
+    """
+    found = False
+    for listener in listeners(port):
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_BINDTODEVICE, _LOOPBACK_INTERFACE.encode() + b"\0")
+        found = True
+    if not found:
+        raise OSError(f"no socket of this process listens on port {port}")
+
+
+def listeners(port: int) -> Iterator[socket.socket]:
+    """Yield duplicates of this process's sockets that listen on a port: UCX does not expose its descriptor."""
+    for entry in _DESCRIPTORS.iterdir():
+        try:
+            descriptor = os.dup(int(entry.name))
+        except OSError:  # closed meanwhile: the descriptor of this listing itself
+            continue
+        if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            continue
+        with socket.socket(fileno=descriptor) as candidate:
+            is_internet = candidate.family in (socket.AF_INET, socket.AF_INET6)
+            listens = is_internet and candidate.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if listens and candidate.getsockname()[1] == port:
+                yield candidate

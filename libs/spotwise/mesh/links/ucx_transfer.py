@@ -8,14 +8,13 @@ import asyncio
 import itertools
 import os
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
-from spotwise.mesh.links.kv_exports import KvExports
+from spotwise.mesh.links.kv_exports import ByteBudget, KvExports
 from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
-from spotwise.mesh.links.transfer_settings import TransferSettings
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
@@ -24,14 +23,47 @@ from spotwise.mesh.links.whole_push import SectionPush, SplitPush, push_at_once,
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvPush, PayloadMemory, TransferReport
 from spotwise.mesh.ports.weights import KvSections
 from spotwise.mesh.process.addresses import is_loopback
-from spotwise.mesh.process.byte_budget import ByteBudget
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.process.watchdog import WatchedExecutor, WatchedPart
-from spotwise.wire.kv_frames import FrameKind, KvFrame
+from spotwise.mesh.security.link_security import LinkSecurity
+from spotwise.wire.kv_frames import CHUNK_BYTES, FrameKind, KvFrame
 from spotwise.wire.link_hello import LinkHello, layout_fingerprint
 
 # Besides the loop's thread; on few cores a second one only waits.
 _MOST_COPY_THREADS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class TransferSettings:
+    """Addresses, sizes and times of a worker's KV transport; raises `ValueError` where one is not positive.
+
+    Attributes:
+        host: under which peers reach this worker; a loopback address restricts the listener to loopback.
+        port: to listen on; 0 takes a free one.
+        push_timeout_s: seconds of a push after its commit, and without progress before it, connecting included.
+        chunk_bytes: a chunk's maximum, unless one block of one layer is larger.
+        stream_bytes: a chunk's minimum while its next layer is still computed.
+        in_flight: chunks at once, per link and direction.
+        exported_bytes: maximum that is exported and not sent yet, of all links.
+        window_wait_s: how long the first bytes of a push may be here before its `expect`.
+        security: security of the links; by default, without a secret.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 0
+    push_timeout_s: float = 10.0
+    chunk_bytes: int = CHUNK_BYTES
+    stream_bytes: int = 2**20
+    in_flight: int = 4
+    exported_bytes: int = 64 * 2**20
+    window_wait_s: float = 0.0
+    security: LinkSecurity = field(default_factory=LinkSecurity)
+
+    def __post_init__(self) -> None:
+        if min(self.chunk_bytes, self.in_flight, self.exported_bytes) < 1:
+            raise ValueError("bytes and chunks in flight must be positive")
+        if self.stream_bytes < 0 or self.push_timeout_s <= 0:
+            raise ValueError("push_timeout_s must be positive, and stream_bytes not negative")
 
 
 class UcxKvTransport:

@@ -30,14 +30,17 @@ from spotwise.mesh.process.addresses import is_loopback
 from spotwise.mesh.process.logs import RefusedConnections
 from spotwise.mesh.security.link_security import LinkSecurity
 from spotwise.mesh.security.seal import SEALED_BYTES, sealed_copy
-from spotwise.wire.codec_weights import decode_inventory, decode_sketch, encode_inventory, encode_sketch
 from spotwise.wire.framing import FrameError
 from spotwise.wire.link_hello import LinkHello, LinkKind
 from spotwise.wire.weight_frames import (
     WEIGHT_FRAME_BYTES,
     WeightFrame,
     WeightFrameKind,
+    decode_inventory,
+    decode_sketch,
     decode_weight_frame,
+    encode_inventory,
+    encode_sketch,
     encode_weight_frame,
 )
 

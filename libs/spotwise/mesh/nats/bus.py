@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import random
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import ParseResult, urlsplit
 
 import nats
 import structlog
-from nats.aio.client import Client
+from nats.aio.client import Client, Server
 from nats.aio.msg import Msg
 from nats.aio.subscription import Subscription as NatsSubscription
 from nats.errors import NoRespondersError
 from nats.errors import TimeoutError as NatsTimeoutError
 
-from spotwise.mesh.nats.servers import ReconnectOrder
 from spotwise.mesh.ports.ports import (
     BusMessage,
     MeshError,
@@ -28,6 +28,9 @@ from spotwise.mesh.process.server_urls import server_urls, shown_servers, withou
 from spotwise.mesh.security.plane_tls import PlaneTls
 from spotwise.wire.permissions import reply_prefix
 
+_FIRST_DELAY_S = 0.1
+_LONGEST_DELAY_S = 1.0
+
 #: Seconds between two PINGs, two of which may be unanswered: a node that stands still, or whose network is cut, is left after
 #: two to three of them. One broker alone is waited for longer: there is no other to go to, and a reconnect loses messages.
 _PING_S = 5.0
@@ -37,8 +40,41 @@ _MOVING_S = 1.0
 _MOVING_POLL_S = 0.05
 #: Bytes of messages after which the event loop has a turn: one of a prompt's log-probabilities takes tens of milliseconds.
 _TURN_BYTES = 64 << 10
-
 _log = structlog.get_logger(__name__)
+
+
+class ReconnectOrder:
+    """Chooses the server of each attempt to reconnect, and its delay in seconds: the nodes of a cluster in turn, never all
+    clients at the same moment.
+
+    The server with the fewest failed attempts is next, the one that was lost after the others. Delays are random, since all
+    clients of a node miss it at once; they double with each round over the servers.
+    """
+
+    def __init__(self, uniform: Callable[[float, float], float] = random.uniform) -> None:
+        self._uniform = uniform
+        self._configured: frozenset[str] = frozenset()
+        self._connected_to: ParseResult | None = None
+
+    @property
+    def connected_to(self) -> str:
+        """Host and port of the server that was connected last."""
+        return "" if self._connected_to is None else f"{self._connected_to.hostname}:{self._connected_to.port}"
+
+    def connected(self, server: ParseResult | None, configured: Sequence[ParseResult]) -> None:
+        """Note the server that was connected, and those that were given: their URLs hold the credentials, which the addresses
+        that a cluster announces do not.
+        """
+        self._connected_to = server
+        self._configured = frozenset(each.netloc for each in configured)
+
+    def __call__(self, servers: Sequence[Server], _info: dict[str, Any]) -> tuple[Server, float]:
+        """Return the next server, and the delay before the attempt; nats-py counts what fails in `reconnects`."""
+        given = [server for server in servers if server.uri.netloc in self._configured] or servers
+        lost = None if self._connected_to is None else self._connected_to.netloc
+        chosen = min(given, key=lambda server: (server.reconnects, server.uri.netloc == lost))
+        rounds = min(chosen.reconnects, 8)
+        return chosen, self._uniform(0.0, min(_LONGEST_DELAY_S, _FIRST_DELAY_S * 2**rounds))
 
 
 def _shown(error: BaseException) -> str:

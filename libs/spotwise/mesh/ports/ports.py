@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from spotwise.mesh.ports.requests import KeptRequestStore
+from spotwise.mesh.ports.requests import KeptRequestStore, ResponseStore
 
 if TYPE_CHECKING:  # `spotwise status` needs few of the core's types, whose classes take long to make
     from spotwise.core.access.store_budget import Kind, RoomUse
@@ -19,7 +19,6 @@ if TYPE_CHECKING:  # `spotwise status` needs few of the core's types, whose clas
     from spotwise.core.requests.kv_part import KvPart
     from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget, RequestRecord
     from spotwise.mesh.ports.keys import KeyStore
-    from spotwise.mesh.ports.responses import ResponseStore
 
 
 class MeshError(Exception):

@@ -1,5 +1,6 @@
-"""The port of kept API requests (Redis): see `core/gateway/kept_request.py`. Every method raises `MeshError` where the store
-does not answer. A request that the store has forgotten has no other owner: its gateway continues it.
+"""The ports of kept API requests and of stored responses (Redis): see `core/gateway/kept_request.py`. Every method raises
+`MeshError` where the store does not answer. A request that the store has forgotten has no other owner: its gateway continues
+it.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ if TYPE_CHECKING:  # see `ports.py`
         KeptState,
         KeptTokens,
         SavedTokens,
+        StoredResponse,
     )
     from spotwise.core.requests.record import RequestRecord
-
 
 NO_ATTEMPTS: Mapping[str, KeptAttempt] = MappingProxyType({})
 
@@ -63,3 +64,18 @@ class KeptRequestStore(Protocol):
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
         """Remove a record, unless another gateway owns its request; idempotent."""
+
+
+class ResponseStore(Protocol):
+    """Responses by their ids."""
+
+    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
+        """Store a response for so long, unless it is or was deleted; the oldest of its scope, and of all, make room for it.
+        Where it is too large, or there is no room all the same, none is stored.
+        """
+
+    async def get_response(self, response_id: str) -> StoredResponse | None:
+        """Return a response, or `None` where there is none (any more)."""
+
+    async def delete_response(self, response_id: str) -> bool:
+        """Remove a response, which is not stored again for a day; return whether there was one."""

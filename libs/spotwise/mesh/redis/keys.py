@@ -4,6 +4,9 @@ All keys are fields of one hash, with a revision that every change raises: a gat
 keys after a change. A second hash has the revision of each key's last change, of deleted ones too: a gateway that knows of
 later ones writes them back, whatever was changed in the store meanwhile. Usage is counted by a script in the server, with the
 server's clock: gateways need not agree on the time.
+
+A file has keys for gateways whose operators have no access to the store: a JSON object a line, as `spotwise keys hash` prints
+them; empty lines, and those that begin with #, are skipped. A secret is in it as its digest alone.
 """
 
 from __future__ import annotations
@@ -11,12 +14,13 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from pathlib import Path
 from typing import Any
 
 import orjson
 from redis.asyncio import Redis
 
-from spotwise.core.access.keys import KeyRecord
+from spotwise.core.access.keys import MAX_KEYS, KeyRecord
 from spotwise.core.access.quotas import (
     DAY_S,
     MINUTE_S,
@@ -32,6 +36,7 @@ from spotwise.core.access.quotas import (
 from spotwise.mesh.ports.keys import MAX_DELETED, KeyRing
 from spotwise.mesh.process.clock import Clock
 from spotwise.mesh.process.json_types import reader_of
+from spotwise.mesh.security.secrets import require_private
 from spotwise.wire import subjects
 
 # These scripts are let through where the server has no more memory: their first write is a deletion (`room.py`).
@@ -203,6 +208,9 @@ redis.call('EXPIRE', KEYS[2], {int(2 * STREAM_LEASE_S)})
 return {{refused, shown(wait), shown(requests), shown(tokens), shown(day), shown(day_tokens)}}
 """
 
+#: A file of as many keys as there may be is smaller.
+_MAX_BYTES = 16 << 20
+
 
 def _settlement_arguments(settlement: Settlement) -> Iterable[str]:
     figures = settlement.number, settlement.given_back, settlement.given_back_today, settlement.day
@@ -331,3 +339,33 @@ class RedisKeys:
             # The client's type also covers its synchronous variant.
             evaluated: Any = self._redis.eval(script, len(keys), *keys, *arguments)
             return await evaluated
+
+
+def read_key_file(path: Path) -> tuple[KeyRecord, ...]:
+    """Return the keys of a file, in its order.
+
+    Raises:
+        ValueError: the file cannot be read, is not private, or a line is no key; the message names the line, not its content.
+    """
+    require_private(path)
+    try:
+        if path.stat().st_size > _MAX_BYTES:
+            raise ValueError(f"{path} is longer than {_MAX_BYTES >> 20} MiB")
+        lines = path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    keys: dict[str, KeyRecord] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        try:
+            record = record_from_json(line)
+        except ValueError:
+            # The error's own text quotes the line.
+            raise ValueError(f"{path}, line {number}: this is no key; `spotwise keys hash NAME` prints one") from None
+        if record.name in keys:
+            raise ValueError(f"{path}, line {number}: there is a key of that name above")
+        keys[record.name] = record
+    if len(keys) > MAX_KEYS:
+        raise ValueError(f"{path} has more than {MAX_KEYS} keys")
+    return tuple(keys.values())

@@ -15,11 +15,10 @@ import structlog
 from spotwise.core.messages.members import MemberKind
 from spotwise.mesh.grpc.control import ControlServer, EngineView, SharedHealth
 from spotwise.mesh.ports.ports import MeshError, MeshStore, MessageBus
-from spotwise.mesh.process.stop_signals import call_on_stop_signals
 from spotwise.mesh.process.watchdog import Watchdog
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.registration import new_member, registration_ttl_s, wait_until_free
-from spotwise.mesh.service.run import bus_and_store, control_access, control_server
+from spotwise.mesh.service.run import bus_and_store, call_on_stop_signals, control_access, control_server
 from spotwise.mesh.service.settings import ServiceSettings
 
 #: A member's work while it is in the mesh.

@@ -21,13 +21,12 @@ from spotwise.mesh.process.background_work import BackgroundWork
 from spotwise.mesh.process.clock import MemberClock, SystemClock
 from spotwise.mesh.process.logs import LoggedErrors
 from spotwise.mesh.process.pulse import MISSED_BEATS, Attention
-from spotwise.mesh.process.stop_signals import call_on_stop_signals
 from spotwise.mesh.process.watchdog import Watchdog, WatchedPart
 from spotwise.mesh.service.journal import Journal, make_role, shifted
 from spotwise.mesh.service.metrics_server import Dropped, HostMetrics, served_metrics
 from spotwise.mesh.service.outbox import Outbox, RepeatedMessages
 from spotwise.mesh.service.registration import new_member, registration_ttl_s, wait_until_free
-from spotwise.mesh.service.run import bus_and_store, control_access, control_server
+from spotwise.mesh.service.run import bus_and_store, call_on_stop_signals, control_access, control_server
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import itertools
 import resource
+import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
@@ -92,3 +95,11 @@ def _allow_files() -> None:
     """Raise the soft limit of open files to the hard one: every connection is one, and the usual soft limit is 1,024."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def call_on_stop_signals(leave: Callable[[], None], stop: Callable[[], None]) -> None:
+    """Call `leave` on the running loop at the first SIGTERM or SIGINT, and `stop` at each further one."""
+    acts = itertools.chain([leave], itertools.repeat(stop))
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, lambda: next(acts)())

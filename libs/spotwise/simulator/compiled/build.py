@@ -19,6 +19,7 @@ from concurrent.futures import ThreadPoolExecutor
 from importlib.util import find_spec
 from pathlib import Path
 
+from spotwise.files.user_folders import first_writable
 from spotwise.simulator.compiled.explicit_classes import explicit
 from spotwise.simulator.compiled.modules import (
     LIBRARY,
@@ -102,14 +103,9 @@ def _headers() -> Path:
 
 
 def _writable_folder() -> Path:
-    for folder in folders():
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError:
-            continue
-        if os.access(folder, os.W_OK):
-            return folder
-    raise CannotCompileError(f"none of these can be written: {', '.join(map(str, folders()))}")
+    if (folder := first_writable(folders())) is None:
+        raise CannotCompileError(f"none of these can be written: {', '.join(map(str, folders()))}")
+    return folder
 
 
 def _write_sources(work: Path) -> None:

@@ -10,7 +10,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 
-from spotwise.files.user_folders import NoHomeError, cache_home
+from spotwise.files.user_folders import build_folders
 
 #: The folder that has the package `spotwise`.
 SOURCES = Path(__file__).parents[3]
@@ -61,7 +61,6 @@ _INTERPRETED = frozenset(
         "core/messages/groups.py",
         "core/kv/stream.py",
         "core/messages/reshape.py",
-        "core/worker/scheduling/iteration_bound.py",
     }
 )
 
@@ -91,10 +90,7 @@ def fingerprint() -> str:
 
 def folders() -> tuple[Path, ...]:
     """Return where it may lie: beside the sources, or in the user's cache folder, if there is one."""
-    try:
-        return _OWN / "_build", cache_home() / "spotwise" / "simulator"
-    except NoHomeError:
-        return (_OWN / "_build",)
+    return build_folders(_OWN, "simulator")
 
 
 def compiled_folder() -> Path | None:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.files.tables import TraceError, csv_header, csv_rows, json_lines
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import PromptBlocks
 
 #: As in the Azure traces, which messages name.
 COLUMNS = ("TIMESTAMP", "ContextTokens", "GeneratedTokens")

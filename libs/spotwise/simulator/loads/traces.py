@@ -15,8 +15,7 @@ import numpy.typing as npt
 
 from spotwise.files.tables import TraceError
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS, trace_rows
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import Arrival, PromptBlocks
 
 _CHUNK = 4096
 

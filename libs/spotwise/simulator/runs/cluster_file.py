@@ -18,8 +18,7 @@ from spotwise.files.tables import FileTable, TraceError, first_fault, read_table
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
-from spotwise.simulator.runs.clusters import Cluster, MachineGroup
-from spotwise.simulator.runs.designs import PAPER_MACHINES
+from spotwise.simulator.runs.clusters import PAPER_MACHINES, Cluster, MachineGroup
 from spotwise.simulator.runs.machine_changes import MachineChange, changes_of
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy

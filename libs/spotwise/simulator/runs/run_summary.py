@@ -14,7 +14,7 @@ from spotwise.simulator.runs.machine_changes import MachineLife
 from spotwise.simulator.runs.metrics import BeyondProfiles, PoolFigures, RunMetrics, Verdict, time_shares
 from spotwise.simulator.runs.percentiles import Percentiles
 from spotwise.simulator.runs.slo import PERCENTS
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import WorldResult
 
 #: Largest mean latency of a steady run, over the time in which requests arrive.
 STEADY_SHARE = 0.1

@@ -8,9 +8,8 @@ from dataclasses import replace
 
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
 from spotwise.core.fleet.policy import FleetPolicy
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.instances import ConfigChoice, InstanceType, Supply
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.optimizer import choose, of_shape
 from spotwise.core.parallel.policy import Policy, ServiceDemand

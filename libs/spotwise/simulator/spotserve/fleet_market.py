@@ -23,8 +23,8 @@ from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
 from spotwise.core.messages.fleet import FleetOrder, FleetReported, InstanceState, Market, Purchase
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.messages.mesh import Tick
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.traced_nodes import TracedNodes
 from spotwise.simulator.spotserve.fleet import InstanceEvent, PaidLife, SpotInstance, Stage

@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.fleet.kept_choice import ChangeSeconds
+from spotwise.core.migration.deployment import DeviceMap
 from spotwise.core.migration.fleet import events as e
 from spotwise.core.migration.fleet.changes import FleetChanges, FleetLimits
 from spotwise.core.migration.interruption.just_in_time import LinearExecution, Stop, before_preemption
-from spotwise.core.migration.mapping.device_map import DeviceMap
 from spotwise.core.migration.planning.plan import MigrationPlan, paper_migration_s
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.simulator.spotserve.batches import ArtifactPipeline

@@ -9,7 +9,7 @@ from typing import Generic, Protocol, TypeVar
 
 from spotwise.core.migration.deployment import RunningRequest
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.core.parallel.instances import ExecutionCost
 from spotwise.simulator.spotserve.run import SpotRun
 from spotwise.simulator.world.events import EventQueue
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.mapping.parts import PartKind
 from spotwise.core.migration.planning.link_times import Links

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.execution import ExecutionCost
+from spotwise.core.parallel.instances import ExecutionCost
 from spotwise.core.parallel.memory import MemoryLimit
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.parallel.policy import Latency, Phases

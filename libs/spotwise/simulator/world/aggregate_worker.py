@@ -23,10 +23,7 @@ from spotwise.core.worker.kv.push_policy import ConfiguredPushMode, PushPolicy
 from spotwise.core.worker.policy import Batching
 from spotwise.core.worker.scheduling.chunked_prefill import ChunkedPrefillBudget
 from spotwise.core.worker.sequences.held_work import HeldWork
-from spotwise.simulator.world.aggregate_work import AggregateWork
-from spotwise.simulator.world.counted_decodes import CountedDecodes
-from spotwise.simulator.world.held_counts import HeldCounts
-from spotwise.simulator.world.held_request import HeldRequest, HeldStage
+from spotwise.simulator.world.held_requests import AggregateWork, CountedDecodes, HeldCounts, HeldRequest, HeldStage
 from spotwise.simulator.world.iteration_run import IterationRun
 from spotwise.simulator.world.machine_worker import Site, WorkerTotals
 from spotwise.simulator.world.orders import IterationOrder

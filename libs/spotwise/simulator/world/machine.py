@@ -14,7 +14,7 @@ from spotwise.simulator.world.aggregate_worker import AggregateWorker, can_aggre
 from spotwise.simulator.world.hand_offs import HandOffs
 from spotwise.simulator.world.machine_worker import MachineWorker, Site
 from spotwise.simulator.world.network import Link
-from spotwise.simulator.world.results import MachineResult
+from spotwise.simulator.world.observation import MachineResult
 from spotwise.simulator.world.settings import SimulatedMachine
 from spotwise.simulator.world.stepped_worker import SteppedWorker
 from spotwise.simulator.world.stepwise import aggregated, stepped

@@ -1,4 +1,6 @@
-"""KV transfers between machines. A machine has one link each way, shared equally by its transfers; a transfer has the smaller
+"""Transfers in a simulated cluster: KV between machines, KV between a machine and its host, and control messages.
+
+A machine has one link each way, shared equally by its transfers; a transfer has the smaller
 of its two shares (the rest is not redistributed). Latency follows the last byte. With `private_bytes_per_s` every transfer
 has its own rate, as in Splitwise's published simulator."""
 
@@ -6,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
+from spotwise.core.messages.mesh import Message
+from spotwise.core.worker import commands as c
 from spotwise.simulator.world.events import EventQueue
 
 #: Less than this is a rounding error of rate x time.
@@ -161,3 +166,71 @@ class Network:
 
     def _moves_the_clock(self, transfer: LinkTransfer) -> bool:
         return self._queue.now + transfer.left_bytes / transfer.rate_bytes_per_s > self._queue.now
+
+
+class HostLink:
+    """KV copies between one machine and its host's memory: one queue each way (FastServe, section 4.2).
+
+    Attributes:
+        out_bytes, in_bytes: swapped out and in.
+
+    Args:
+        bytes_per_s: each way.
+        block_bytes: bytes of a block of KV.
+        queue: the clock.
+        receive: handles the machine's events.
+    """
+
+    def __init__(self, bytes_per_s: float, block_bytes: int, queue: EventQueue, receive: Callable[[Any], None]) -> None:
+        self.out_bytes = self.in_bytes = 0
+        self._bytes_per_s = bytes_per_s
+        self._block_bytes = block_bytes
+        self._queue = queue
+        self._receive = receive
+        self._out_free_s = self._in_free_s = 0.0
+
+    def swap_out(self, command: c.SwapOut) -> None:
+        """Copy to the host."""
+        num_bytes = len(command.block_ids) * self._block_bytes
+        self.out_bytes += num_bytes
+        self._out_free_s = self._copied_s(self._out_free_s, num_bytes)
+        self._queue.at(self._out_free_s, self._receive, c.Swapped(command.sequence_id))
+
+    def swap_in(self, command: c.SwapIn) -> None:
+        """Copy back."""
+        num_bytes = len(command.block_ids) * self._block_bytes
+        self.in_bytes += num_bytes
+        self._in_free_s = self._copied_s(self._in_free_s, num_bytes)
+        self._queue.at(self._in_free_s, self._receive, c.Swapped(command.sequence_id))
+
+    def _copied_s(self, free_s: float, num_bytes: int) -> float:
+        return max(free_s, self._queue.now) + num_bytes / self._bytes_per_s
+
+
+class ControlPlane:
+    """Carries messages to inboxes, in the order in which they were sent: each takes the same time, and none is lost while its
+    recipient is a member."""
+
+    def __init__(self, queue: EventQueue, latency_s: float) -> None:
+        self._queue = queue
+        self._latency_s = latency_s
+        self._inboxes: dict[str, Callable[[Any], None]] = {}
+        self._ignored: dict[str, frozenset[type]] = {}
+
+    def open_inbox(
+        self, member_id: str, receive: Callable[[Any], None], ignored: frozenset[type] = frozenset()
+    ) -> None:
+        """Call `receive(message)` with each message to `member_id` but those of `ignored` types."""
+        self._inboxes[member_id] = receive
+        if ignored:
+            self._ignored[member_id] = ignored
+
+    def close_inbox(self, member_id: str) -> None:
+        """Drop further messages to a member that has left."""
+        self._inboxes[member_id] = lambda message: None
+
+    def send(self, recipient_id: str, message: Message) -> None:
+        """Send a message; raises KeyError if the recipient never was a member."""
+        ignored = self._ignored.get(recipient_id)
+        if ignored is None or type(message) not in ignored:
+            self._queue.in_turn(self._queue.now + self._latency_s, self._inboxes[recipient_id], message)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from dataclasses import dataclass, field, replace
 
+from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost, TableIterationCost, pairs
 from spotwise.core.messages.members import NEWS_INTERVAL_S, Pool
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker.policy import Reserve, WorkerPolicy
+from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
-from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 
 #: No message is lost: no member is declared lost for silence, and no request is rejected for waiting.
 PATIENT = SchedulerLimits(
@@ -20,9 +22,37 @@ PATIENT = SchedulerLimits(
     lease_s=math.inf,
     member_timeout_s=math.inf,
 )
-
 #: Most traces lack prompt contents, so no prefixes are known.
 WITHOUT_PREFIXES = PoolPolicy(prefix_spans=0)
+
+
+@dataclass(frozen=True, slots=True)
+class InterruptedPrompts:
+    """Prompts interrupted at the end of a quantum and recomputed from the start in the next queue (MLFQ-preemption, FastServe,
+    section 6.3): a series of prompts without answers, each as long as a queue's quantum allows, then the whole prompt in the
+    first queue long enough for it.
+
+    Attributes:
+        cost: cost of the iterations.
+        queues: queues with their quanta.
+    """
+
+    cost: LinearIterationCost | TableIterationCost
+    queues: MlfqPolicy
+
+    def lost_parts(self, prompt_tokens: int) -> tuple[int, ...]:
+        """Return the tokens of a prompt that are computed and lost, by queue; a quantum too short for one token loses none."""
+        parts = []
+        for queue in range(1, self.queues.queues):
+            quantum_s = self.queues.quantum_s(queue)
+            if quantum_s >= self._prompt_s(prompt_tokens):
+                break
+            if part := bisect_right(range(1, prompt_tokens), quantum_s, key=self._prompt_s):
+                parts.append(part)
+        return tuple(parts)
+
+    def _prompt_s(self, tokens: int) -> float:
+        return self.cost.iteration_s(BatchShape(tokens, pairs(0, tokens)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +106,7 @@ class WorldSettings:
         news_interval_s: minimum gap before an extra heartbeat after computed prompts, which reports empty prompt queues; none
             where it is as long as `heartbeat_s`.
         through_scheduler: requests pass the cluster's scheduler; otherwise they go straight to the world's one machine
-            (`direct_scheduler.py`).
+            (`DirectScheduler`).
         interrupted: prompts that are interrupted at the end of a quantum, and computed again; `None` for none.
         elastic: machines join and leave while the world runs; a request that loses its machine, or finds none, is retried.
         beats_after_endings: an extra heartbeat when a sequence has ended, which reports its free blocks.

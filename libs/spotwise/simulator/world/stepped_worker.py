@@ -14,10 +14,9 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.role import WorkerRole
-from spotwise.simulator.world.host_link import HostLink
 from spotwise.simulator.world.machine_worker import Site, WorkerTotals
-from spotwise.simulator.world.orders import IterationOrder
-from spotwise.simulator.world.pipeline import Pipeline
+from spotwise.simulator.world.network import HostLink
+from spotwise.simulator.world.orders import IterationOrder, Pipeline
 from spotwise.simulator.world.token_times import TOKEN_ID, TokenTimes
 
 

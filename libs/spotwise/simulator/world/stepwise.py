@@ -11,10 +11,9 @@ from spotwise.core.requests.request import RequestState
 from spotwise.core.worker.sequences.held_work import WorkInFlight
 from spotwise.core.worker.sequences.sequence import Sequence
 from spotwise.core.worker.sequences.token_side import FIRST_TERM
-from spotwise.simulator.world.aggregate_work import AggregateWork
 from spotwise.simulator.world.aggregate_worker import AggregateWorker
 from spotwise.simulator.world.client import SimulationError
-from spotwise.simulator.world.held_request import HeldRequest, HeldStage
+from spotwise.simulator.world.held_requests import AggregateWork, HeldRequest, HeldStage
 from spotwise.simulator.world.machine_worker import Site
 from spotwise.simulator.world.orders import IterationOrder
 from spotwise.simulator.world.stepped_worker import SteppedWorker

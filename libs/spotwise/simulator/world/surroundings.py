@@ -6,9 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from spotwise.core.requests.record import RequestRecord
-from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.network import Link, Network
+from spotwise.simulator.world.network import ControlPlane, Link, Network
 from spotwise.simulator.world.observation import Observer
 from spotwise.simulator.world.settings import WorldSettings
 from spotwise.simulator.world.token_times import Progress

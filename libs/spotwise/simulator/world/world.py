@@ -4,21 +4,20 @@ need no ticks. In an elastic world the requests of a leaving machine are submitt
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.requests.record import KvTarget
 from spotwise.core.scheduler.role import SchedulerEvent, SchedulerRole
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequences.sequence import Sequence as HeldSequence
 from spotwise.simulator.world.client import Client, SimulationError
-from spotwise.simulator.world.control_plane import ControlPlane
 from spotwise.simulator.world.departures import Departure, DepartureTotals
-from spotwise.simulator.world.direct_scheduler import DirectScheduler
 from spotwise.simulator.world.events import EventQueue
 from spotwise.simulator.world.machine import Machine
-from spotwise.simulator.world.network import Network
-from spotwise.simulator.world.observation import Arrival, Observer
-from spotwise.simulator.world.results import MachineResult, WorldResult
+from spotwise.simulator.world.network import ControlPlane, Network
+from spotwise.simulator.world.observation import Arrival, MachineResult, Observer, WorldResult
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.surroundings import Surroundings
 
@@ -273,3 +272,37 @@ def _scheduler(machines: Sequence[SimulatedMachine], settings: WorldSettings) ->
     if len(machines) > 1:
         raise ValueError("through_scheduler=False needs a world of one machine: it has no rule to choose one")
     return DirectScheduler(_SCHEDULER, _CLIENT, machine_ids(1)[0])
+
+
+class DirectScheduler:
+    """Stands in for the scheduler of a one-machine world: requests go straight to the machine, whose queue is under study, and
+    which serves both phases."""
+
+    def __init__(self, scheduler_id: str, client_id: str, machine_id: str) -> None:
+        self._id = scheduler_id
+        self._client_id = client_id
+        self._target = KvTarget(machine_id, 1, machine_id, ())
+        self._orders = 0
+
+    def handle(self, event: SchedulerEvent, now: float) -> list[m.Send]:
+        """Forward a request, or return a rejection; ignore all other events."""
+        if isinstance(event, m.SubmitRequest):
+            return [m.Send(self._target.worker_id, self._order(event))]
+        if isinstance(event, m.KvRefused):
+            rejected = m.RequestRejected(event.choice_id, event.epoch, m.RejectCode.NEVER_FITS, event.reason)
+            return [m.Send(self._client_id, rejected)]
+        return []
+
+    def _order(self, request: m.SubmitRequest) -> m.StartPrefill:
+        self._orders += 1
+        return m.StartPrefill(
+            choice_id=request.choice_id,
+            epoch=request.epoch,
+            stream=request.stream,
+            scheduler_id=self._id,
+            assignment=self._orders,
+            prompt_tokens=request.prompt_tokens,
+            target=self._target,
+            lease_s=math.inf,
+            max_new_tokens=request.max_new_tokens,
+        )

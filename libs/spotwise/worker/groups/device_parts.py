@@ -21,12 +21,12 @@ from spotwise.mesh.links.group_sockets import GroupSockets
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.garbage import give_back_freed_memory
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.worker.engine_thread import engine_config
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.device import DeviceSession
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.peer_weights import PeerWeights, holders_in
 from spotwise.worker.groups.process import DeviceProcess
-from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
 
 

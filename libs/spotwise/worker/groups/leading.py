@@ -21,13 +21,13 @@ from spotwise.engine.native.library import load_kernels
 from spotwise.engine.parts.part_sizes import PartSizes
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
-from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
 from spotwise.worker.groups.group_orders import report_formed, unformed
 from spotwise.worker.groups.process import DeviceProcess
+from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
 

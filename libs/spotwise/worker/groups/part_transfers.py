@@ -8,8 +8,7 @@ from spotwise.core.messages import groups as g
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.requests.record import KvHandoff, KvShare
 from spotwise.core.worker import commands as c
-from spotwise.mesh.links.transfer_settings import TransferSettings
-from spotwise.mesh.links.ucx_transfer import UcxKvTransport
+from spotwise.mesh.links.ucx_transfer import TransferSettings, UcxKvTransport
 from spotwise.mesh.ports.ports import TransferReport
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread

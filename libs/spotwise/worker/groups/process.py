@@ -19,9 +19,9 @@ from spotwise.core.messages.members import DevicePlace, MemberKind, Pool
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.mesh.grpc.device_control import Report
 from spotwise.mesh.ports.ports import BusMessage, MeshError
-from spotwise.mesh.process.stop_signals import call_on_stop_signals
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.mesh.service.run import call_on_stop_signals
 from spotwise.wire import subjects
 from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.machine import free_memory_bytes, machine_id

@@ -16,12 +16,12 @@ from spotwise.mesh.grpc.device_control import Report, device_handler
 from spotwise.mesh.links.group_sockets import GroupSockets
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.run import control_access
-from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.leading import lead_worker
 from spotwise.worker.groups.model_sketch import model_of_others
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.groups.settings import DeviceSettings
+from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.settings import WorkerSettings
 
 

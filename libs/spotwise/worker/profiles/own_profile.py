@@ -27,7 +27,7 @@ from filelock import AsyncFileLock, Timeout
 from spotwise.core.costs.cost_fit import fit_iterations
 from spotwise.core.costs.cost_profile import CostProfile, MeasuredRange
 from spotwise.engine.model.loading import device_name
-from spotwise.engine.native.shared_weights import weights_fingerprint
+from spotwise.engine.native.weight_memory import weights_fingerprint
 from spotwise.files.cost_profile import profile_as_dict, profile_from_json
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.groups.group_engine import GroupEngine

@@ -23,7 +23,7 @@ from spotwise.http.event_loop import patience
 from spotwise.mesh.ports.keys import KeyRing, KeyStore
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.clock import MemberClock
-from spotwise.mesh.redis.key_file import read_key_file
+from spotwise.mesh.redis.keys import read_key_file
 
 #: How often the store is asked for changes: a revoked key works for no longer.
 LOOK_S = 1.0

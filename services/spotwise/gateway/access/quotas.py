@@ -14,7 +14,7 @@ import asyncio
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -23,6 +23,7 @@ from spotwise.core.access.quotas import (
     STREAM_LEASE_S,
     Ask,
     KeyAdmission,
+    KeyBook,
     KeyLimit,
     KeyLimits,
     KeyReport,
@@ -51,61 +52,6 @@ RATE_LIMIT_HEADERS = tuple(
 )
 
 _log = structlog.get_logger("spotwise.gateway")
-
-
-@dataclass(slots=True)
-class _KeyBook:
-    """What this gateway has to report of a key.
-
-    Attributes:
-        given_back, given_back_today, day, ended, undone: figures of the next settlement.
-        unanswered: settlements that the store may have.
-        asking: asks that are under way.
-        running: asks whose requests run.
-    """
-
-    limits: KeyLimits
-    given_back: int = 0
-    given_back_today: int = 0
-    day: int = 0
-    ended: list[int] = field(default_factory=list)
-    undone: list[int] = field(default_factory=list)
-    unanswered: list[Settlement] = field(default_factory=list)
-    asking: dict[int, None] = field(default_factory=dict)
-    running: dict[int, None] = field(default_factory=dict)
-
-    def give_back(self, tokens: int, day: int) -> None:
-        self.given_back += tokens
-        if day > self.day:
-            self.day, self.given_back_today = day, 0
-        if day == self.day:
-            self.given_back_today += tokens
-
-    def settle(self, number: int) -> None:
-        """Make a settlement of what has ended."""
-        figures = self.given_back, self.given_back_today, self.day
-        self.unanswered.append(Settlement(number, *figures, tuple(self.ended), tuple(self.undone)))
-        self.given_back = self.given_back_today = 0
-        self.ended, self.undone = [], []
-
-    @property
-    def has_news(self) -> bool:
-        """Whether something has ended since the last settlement."""
-        return bool(self.ended or self.undone or self.given_back or self.given_back_today)
-
-    @property
-    def floor(self) -> int | None:
-        """The first ask that the store has to remember."""
-        return min((*self.asking, *self.undone), default=None)
-
-    def answered(self, report: KeyReport) -> None:
-        """Forget the settlements of a report that the store has."""
-        self.unanswered = [each for each in self.unanswered if each.number > report.last]
-
-    @property
-    def is_done(self) -> bool:
-        """Whether nothing runs and nothing is to be reported."""
-        return not (self.running or self.asking or self.unanswered or self.has_news)
 
 
 class Reservation:
@@ -191,7 +137,7 @@ class Quotas:
         self._source = source
         self._last = 0
         self._count_limited = count_limited
-        self._books: dict[str, _KeyBook] = {}
+        self._books: dict[str, KeyBook] = {}
         self._own_counts: dict[str, KeyUsage] = {}
         self._alone_until_s = -math.inf
         self._refused_until_s: dict[str, float] = {}
@@ -303,7 +249,7 @@ class Quotas:
 
     async def report(self, *, renew: bool) -> None:
         """Report what ended, of keys that have limits; with `renew` also what runs. What the store does not take waits."""
-        if self._clock.now() < self._alone_until_s:
+        if self._is_alone:
             return
         for name, book in list(self._books.items()):
             report = self._report(book, renew=renew)
@@ -318,40 +264,46 @@ class Quotas:
         self._last += 1
         return self._last
 
-    def _report(self, book: _KeyBook, *, renew: bool) -> KeyReport:
+    def _report(self, book: KeyBook, *, renew: bool) -> KeyReport:
         if book.has_news and len(book.unanswered) < _MOST_UNANSWERED:
             book.settle(self._next_number())
         running = tuple(book.running) if renew and book.limits.max_streams is not None else ()
         floor = self._last + 1 if book.floor is None else book.floor
         return KeyReport(self._source, self._last, floor, tuple(book.unanswered), running)
 
-    async def _asked(self, caller: Caller, ask: Ask) -> tuple[_KeyBook, KeyAdmission, bool]:
+    async def _asked(self, caller: Caller, ask: Ask) -> tuple[KeyBook, KeyAdmission, bool]:
         """Return the key's book, the answer to a request, and whether this gateway gave it alone."""
-        book = self._books.setdefault(caller.name, _KeyBook(caller.limits))
+        book = self._books.setdefault(caller.name, KeyBook(caller.limits))
         book.limits = caller.limits
         book.asking[ask.number] = None
+        admission = None
         try:
-            admission, is_alone = await self._use(caller, book, ask)
+            if not self._is_alone:
+                admission = await self._ask_store(caller.name, book, self._report(book, renew=False), ask)
         finally:
             del book.asking[ask.number]
+        is_alone = admission is None
+        if admission is None:
+            admission = self._counted_alone(caller, book, ask)
+        else:
+            self._own_counts.pop(caller.name, None)
         if admission.refused_by is not None and ask.number in book.undone:
             book.ended.append(ask.number)  # the store may have given it a place
         return book, admission, is_alone
 
-    async def _use(self, caller: Caller, book: _KeyBook, ask: Ask) -> tuple[KeyAdmission, bool]:
-        """Return the answer to a request, and whether this gateway gave it alone."""
-        if self._clock.now() >= self._alone_until_s:
-            admission = await self._ask_store(caller.name, book, self._report(book, renew=False), ask)
-            if admission is not None:
-                self._own_counts.pop(caller.name, None)
-                return admission, False
+    @property
+    def _is_alone(self) -> bool:
+        """Whether this gateway counts by itself."""
+        return self._clock.now() < self._alone_until_s
+
+    def _counted_alone(self, caller: Caller, book: KeyBook, ask: Ask) -> KeyAdmission:
         own = self._own_counts.setdefault(caller.name, KeyUsage())
         own.leases = dict.fromkeys((lease_of(self._source, number) for number in book.running), math.inf)
         number = self._next_number()
         report = KeyReport(self._source, number, number)
-        return own.use(caller.limits, self._clock.now(), report, replace(ask, number=number)), True
+        return own.use(caller.limits, self._clock.now(), report, replace(ask, number=number))
 
-    async def _ask_store(self, name: str, book: _KeyBook, report: KeyReport, ask: Ask | None) -> KeyAdmission | None:
+    async def _ask_store(self, name: str, book: KeyBook, report: KeyReport, ask: Ask | None) -> KeyAdmission | None:
         """Return the store's answer; None where it gives none, and this gateway counts alone for a while."""
         if self._store is None:
             self._alone_until_s = math.inf

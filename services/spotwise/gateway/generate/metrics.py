@@ -11,13 +11,15 @@ that only workers know (queue time, KV use, preemptions) come with their heartbe
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
+import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from spotwise.core.access.quotas import KeyLimit
-from spotwise.core.access.store_budget import Kind, RoomUse
+from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.schema.parameters import counted_name
@@ -31,6 +33,23 @@ _TIME_PER_TOKEN_BUCKETS = (
     *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
 )
 _CHOICES_BUCKETS = (1.0, 2.0, 5.0, 10.0, 20.0)
+
+_TTFT_BUCKETS = (
+    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
+    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
+)
+_ITL_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
+    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
+)
+_REQUEST_BUCKETS = (
+    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
+    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
+)
+#: Workers that are gone whose last counts are remembered: one that was only silent is counted on from there.
+GONE_WORKERS_REMEMBERED = 256
+_log = structlog.get_logger(__name__)
+LOOK_EVERY_S = 5.0
 
 
 def token_buckets(context_length: int) -> tuple[float, ...]:
@@ -106,24 +125,6 @@ class RequestSeries:
         """Observe a prompt all of whose choices have been answered, with the output tokens of each."""
         self._choices.observe(len(output_tokens))
         self._most_output_tokens.observe(max(output_tokens))
-
-
-_TTFT_BUCKETS = (
-    *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0),
-    *(2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0),
-)
-_ITL_BUCKETS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75),
-    *(1.0, 2.5, 5.0, 7.5, 10.0, 20.0, 40.0, 80.0),
-)
-_REQUEST_BUCKETS = (
-    *(0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0, 50.0, 60.0),
-    *(120.0, 240.0, 480.0, 960.0, 1920.0, 7680.0),
-)
-
-
-#: Workers that are gone whose last counts are remembered: one that was only silent is counted on from there.
-GONE_WORKERS_REMEMBERED = 256
 
 
 class GatewayMetrics:
@@ -327,3 +328,38 @@ class SequenceTimeline:
                     len(spec.prompt_token_ids), spec.stop.max_new_tokens, self._output_tokens, self._prefill_s, decode_s
                 )
             )
+
+
+class _Store(Protocol):
+    async def room_use(self) -> Mapping[Kind, RoomUse]:
+        """Return how full the room of each kind is."""
+
+
+class StoreWatch:
+    """The store as one gateway sees it.
+
+    Args:
+        store: has the sums of all gateways.
+        metrics: this gateway's.
+        now_unix_s: a clock.
+    """
+
+    def __init__(self, store: _Store, metrics: GatewayMetrics, now_unix_s: Callable[[], float] = time.time) -> None:
+        self._store = store
+        self._metrics = metrics
+        self._now_unix_s = now_unix_s
+        self._warned_unix_s = 0.0
+
+    def begin(self, every: Callable[[float, Callable[[], Awaitable[None]], str], None]) -> None:
+        """Look from now on."""
+        every(LOOK_EVERY_S, self.look, "store_room")
+
+    async def look(self) -> None:
+        """Look once; raises `MeshError` where the store does not answer."""
+        uses, now_unix_s = await self._store.room_use(), self._now_unix_s()
+        full = [kind.value for kind, use in uses.items() if use.is_full(now_unix_s)]
+        self._metrics.observe_store(uses, is_full=bool(full))
+        if full and now_unix_s - self._warned_unix_s >= FULL_FOR_S:
+            self._warned_unix_s = now_unix_s
+            message = "the store has no more memory; what is kept makes room for itself, or is not kept"
+            _log.warning("store_full", detail=message, kinds=full)

@@ -16,7 +16,7 @@ from spotwise.gateway.resume.store_turns import StoreTurns
 from spotwise.gateway.schema.responses import as_items
 from spotwise.http.errors import ApiError, GenerationError
 from spotwise.http.request_ids import item_id
-from spotwise.mesh.ports.responses import ResponseStore
+from spotwise.mesh.ports.requests import ResponseStore
 
 _log = structlog.get_logger(__name__)
 

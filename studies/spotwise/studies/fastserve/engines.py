@@ -20,7 +20,7 @@ from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
 from spotwise.simulator.costs.hardware import BLOOM_176B, GIB, LanguageModel, MachineType
 from spotwise.simulator.costs.machine_costs import A100, built_in_costs
-from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
+from spotwise.simulator.world.settings import InterruptedPrompts
 
 OPT_13B = LanguageModel("opt-13b", 26 * 10**9, layers=40, heads=40, kv_heads=40, head_size=128)
 GPT3_175B = LanguageModel("gpt3-175b", 350 * 10**9, layers=96, heads=96, kv_heads=96, head_size=128)

@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.traces import IntArray, RequestSizes, read_sizes
+from spotwise.simulator.loads.workload import SYNTHETIC
 from spotwise.simulator.world.observation import Arrival
 
 

@@ -8,8 +8,7 @@ from typing import Any
 import numpy as np
 
 from spotwise.cli.simulate.progress import Simulations
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH
+from spotwise.simulator.runs.clusters import BASELINE_H100, DESIGNS, PAPER_SPLITS, SPLITWISE_HH, Split
 from spotwise.simulator.runs.plots import plot_bars, plot_batch_sizes, plot_latencies, save
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.searches.search import Search

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.clusters import Design
-from spotwise.simulator.runs.designs import (
+from spotwise.simulator.runs.clusters import (
     BASELINE_A100,
     BASELINE_H100,
     DESIGNS,
@@ -18,6 +17,7 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_HA,
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
+    Design,
 )
 from spotwise.simulator.searches.provisioning import Objective
 from spotwise.simulator.searches.search import Limit

@@ -10,8 +10,7 @@ from pathlib import Path
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import (
+from spotwise.simulator.runs.clusters import (
     BASELINE_A100,
     BASELINE_H100,
     DESIGNS,
@@ -19,6 +18,8 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_AA,
     SPLITWISE_HH,
     SPLITWISE_HHCAP,
+    Design,
+    Split,
 )
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.searches.provisioning import Objective, Provisioned, cheapest_split

@@ -12,11 +12,9 @@ from pathlib import Path
 from spotwise.simulator.costs.hardware import BLOOM_176B, LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.costs.profile_fit import ProfileError
-from spotwise.simulator.loads.synthetic import SYNTHETIC
-from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
+from spotwise.simulator.loads.workload import SYNTHETIC, ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Split
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.runs.slo import METRICS, PERCENTS, SPLITWISE_OBJECTIVES
 from spotwise.simulator.searches.search import Search

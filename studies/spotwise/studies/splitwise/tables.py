@@ -9,7 +9,7 @@ from rich.table import Table
 
 from spotwise.cli.simulate.documents import run_document
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS
 from spotwise.simulator.runs.run_summary import STEADY_SHARE
 from spotwise.simulator.searches.search import Limit
 from spotwise.studies.splitwise.headlines import ClusterHeadline, headlines

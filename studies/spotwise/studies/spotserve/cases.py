@@ -17,9 +17,8 @@ from spotwise.core.parallel.memory import LeastDevices
 from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 from spotwise.simulator.runs.run_summary import is_steady
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
-from spotwise.simulator.spotserve.fleet_results import figures_of
 from spotwise.simulator.spotserve.run import SpotOutcome, SpotRun
-from spotwise.simulator.spotserve.serving import serve
+from spotwise.simulator.spotserve.serving import figures_of, serve
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings, SpotSystem
 from spotwise.studies.spotserve.arrivals import changing_arrivals, gamma_spot_arrivals, read_rates, read_spot_arrivals
 from spotwise.studies.spotserve.golden import MAX_BATCH

@@ -10,10 +10,10 @@ from typing import Any
 
 import orjson
 
+from spotwise.cli.plan.model_shapes import GPT_20B_SHAPE, LLAMA_30B_SHAPE, OPT_6_7B_SHAPE
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.tables import TraceError
-from spotwise.simulator.spotserve.paper_shapes import GPT_20B_SHAPE, LLAMA_30B_SHAPE, OPT_6_7B_SHAPE
 
 #: T4 of one g4dn.12xlarge.
 DEVICES_OF_AN_INSTANCE = 4

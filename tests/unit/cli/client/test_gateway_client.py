@@ -7,9 +7,7 @@ from typing import Any
 import httpx
 import pytest
 
-from spotwise.cli.client.events import decode_event
-from spotwise.cli.client.failures import RequestRefusedError, failure_of
-from spotwise.cli.client.gateway_client import GatewayClient
+from spotwise.cli.client.gateway_client import GatewayClient, RequestRefusedError, decode_event, failure_of
 from spotwise.cli.client.resumable_stream import ResumableStream
 from spotwise.cli.errors import CommandError
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.cli.plan.lanes import lanes
+from spotwise.cli.plan.picture import lanes
 from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.planning.link_times import Links

@@ -6,8 +6,8 @@ from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.state import FleetState, MarketState, ZoneRoom
 from spotwise.core.fleet.targets import TypeTarget, fleet_targets
 from spotwise.core.messages.fleet import Market, WantedInstances
-from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import ConfigChoice, InstanceShare
 from tests.unit.core.parallel.builders import machine
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from spotwise.core.fleet.kept_choice import ChangeSeconds, KeptChoice
-from spotwise.core.parallel.choice import ConfigChoice
 from spotwise.core.parallel.config import ParallelConfig
+from spotwise.core.parallel.instances import ConfigChoice
 from spotwise.core.parallel.policy import Policy
 
 POLICY = Policy(latency_slack=0.25)

@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance, RunningRequest
 from spotwise.core.migration.mapping.parts import Part
 from spotwise.core.migration.planning.link_times import Links
 from spotwise.core.migration.planning.plan import MigrationPlan, Transfer

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.migration.deployment import Deployment, Device, Instance, RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap, Instance, RunningRequest
 from spotwise.core.migration.mapping.mapper import map_devices
 from spotwise.core.migration.mapping.matching import most_gained
 from spotwise.core.migration.mapping.parts import Reusable

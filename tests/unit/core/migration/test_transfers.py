@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from fractions import Fraction
 
-from spotwise.core.migration.deployment import Deployment, Instance
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, DeviceMap, Instance
 from spotwise.core.migration.mapping.parts import Part, PartKind
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.model_parts import Piece
-from spotwise.core.migration.planning.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.model_parts import NumberedDevices, Piece
 from spotwise.core.migration.planning.transfers import SourceChoice, weight_loads
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.shares import PartBytes, Share

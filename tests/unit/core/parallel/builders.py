@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
-from spotwise.core.parallel.execution import ExecutionCost
-from spotwise.core.parallel.instances import InstanceType
+from spotwise.core.parallel.instances import ExecutionCost, InstanceType
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape

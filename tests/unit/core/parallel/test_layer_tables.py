@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.execution import throughput
+from spotwise.core.parallel.instances import throughput
 from spotwise.core.parallel.layer_tables import LayerTables
 from tests.unit.core.parallel.profiles import published, round_profile
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.parallel.choice import ConfigChoice, InstanceShare
 from spotwise.core.parallel.config import ParallelConfig
-from spotwise.core.parallel.instances import InstanceType, Supply
+from spotwise.core.parallel.instances import ConfigChoice, InstanceShare, InstanceType, Supply
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from spotwise.core.parallel.optimizer import choose
 from spotwise.core.parallel.policy import Latency, Phases, Policy, Preference, ServiceDemand

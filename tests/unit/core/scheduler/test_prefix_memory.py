@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spotwise.core.scheduler.prefix_memory import HOLDERS, PrefixMemory
+from spotwise.core.scheduler.assigner import HOLDERS, PrefixMemory
 
 
 def first_incarnation(_: str) -> int:

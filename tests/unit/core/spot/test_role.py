@@ -11,7 +11,7 @@ from spotwise.core.messages.mesh import DrainReply, InterruptionKind, Interrupti
 from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
 from spotwise.core.spot.notices import RETELL_S
-from spotwise.core.spot.policy import WatchPolicy
+from spotwise.core.spot.role import WatchPolicy
 from tests.unit.core.spot.watching import (
     DRAIN,
     HERE,

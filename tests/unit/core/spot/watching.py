@@ -9,8 +9,7 @@ from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool
 from spotwise.core.messages.mesh import InterruptionReported
 from spotwise.core.messages.worker import Drain
 from spotwise.core.spot import commands as c
-from spotwise.core.spot.policy import WatchPolicy
-from spotwise.core.spot.role import SpotWatcherRole
+from spotwise.core.spot.role import SpotWatcherRole, WatchPolicy
 from spotwise.core.spot.signs import MetadataAnswered, Sign
 
 HERE = "machine-0"

@@ -12,9 +12,14 @@ from spotwise.core.costs.batching import Batch, BatchLimits, BatchRow
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
-from spotwise.core.worker.scheduling.chunked_prefill import ALONE_TOKENS, MIN_TOKENS, ChunkedPrefillBudget, TokenCost
+from spotwise.core.worker.scheduling.chunked_prefill import (
+    ALONE_TOKENS,
+    MIN_TOKENS,
+    REMEMBERED_TOKENS,
+    ChunkedPrefillBudget,
+    TokenCost,
+)
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from spotwise.core.worker.scheduling.token_rate import REMEMBERED_TOKENS
 from tests.unit.core.worker.bench import WorkerBench, row_of, rows
 
 STALL_S = 1 / 16

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Split
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.run_summary import PoolSummary, RunSummary
 

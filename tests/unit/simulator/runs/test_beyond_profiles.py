@@ -10,7 +10,7 @@ from spotwise.core.costs.cost_model import BatchShape
 from spotwise.core.costs.cost_profile import MeasuredRange
 from spotwise.core.messages.members import Pool
 from spotwise.simulator.loads.workload import ClusterWorkload
-from spotwise.simulator.runs.designs import DGX_A100
+from spotwise.simulator.runs.clusters import DGX_A100
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.metrics import TimeBeyondProfiles

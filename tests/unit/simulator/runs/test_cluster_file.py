@@ -17,7 +17,7 @@ from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import paper_machine
-from spotwise.simulator.runs.designs import DGX_H100
+from spotwise.simulator.runs.clusters import DGX_H100
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy

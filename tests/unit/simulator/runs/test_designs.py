@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spotwise.core.messages.members import Pool
-from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import (
+from spotwise.simulator.runs.clusters import (
     BASELINE_A100,
     BASELINE_H100,
     DESIGNS,
@@ -14,6 +13,8 @@ from spotwise.simulator.runs.designs import (
     SPLITWISE_AA,
     SPLITWISE_HA,
     SPLITWISE_HHCAP,
+    Design,
+    Split,
 )
 
 

@@ -11,8 +11,7 @@ from spotwise.core.costs.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
+from spotwise.simulator.runs.clusters import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.serving_policy import ServingPolicy

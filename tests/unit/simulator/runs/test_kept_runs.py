@@ -14,8 +14,7 @@ from spotwise.core.worker.policy import Scheduling
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario
-from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import BASELINE_A100, SPLITWISE_HA
+from spotwise.simulator.runs.clusters import BASELINE_A100, SPLITWISE_HA, Design, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine

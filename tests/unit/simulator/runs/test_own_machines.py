@@ -14,8 +14,7 @@ from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.loads.workload import ClusterWorkload, PriorityShare
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.cluster_scenario import ClusterScenario, paper_machine
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DGX_A100, DGX_H100, SPLITWISE_HA
+from spotwise.simulator.runs.clusters import DGX_A100, DGX_H100, SPLITWISE_HA, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import ServingPolicy

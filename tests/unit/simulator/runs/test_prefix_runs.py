@@ -13,8 +13,7 @@ from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.trace_files import MOONCAKE_BLOCK_TOKENS
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Design, Split
-from spotwise.simulator.runs.designs import SPLITWISE_HH
+from spotwise.simulator.runs.clusters import SPLITWISE_HH, Design, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH
+from spotwise.simulator.runs.clusters import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH, Split
 from spotwise.simulator.searches.parallel import drive
 from spotwise.simulator.searches.provisioning import Objective, best_split, cheapest_split, splits_within
 from spotwise.simulator.searches.search import Grid

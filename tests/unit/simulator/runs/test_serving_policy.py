@@ -16,8 +16,7 @@ from spotwise.core.worker.policy import Reserve, Scheduling, WorkerPolicy
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import BASELINE_H100
+from spotwise.simulator.runs.clusters import BASELINE_H100, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
 

@@ -8,8 +8,7 @@ import pytest
 
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import SPLITWISE_HA
+from spotwise.simulator.runs.clusters import SPLITWISE_HA, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.run_summary import is_steady
 from spotwise.simulator.searches.search import Limit

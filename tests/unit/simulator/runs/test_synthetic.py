@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from spotwise.simulator.loads.synthetic import SYNTHETIC
+from spotwise.simulator.loads.workload import SYNTHETIC
 
 #: p50, p90, p99, smallest and largest, as published; and the mean, of which the quantiles do not know.
 PUBLISHED = {

@@ -11,8 +11,7 @@ import pytest
 from spotwise.files.tables import TraceError
 from spotwise.simulator.loads.trace_files import has_hashes, trace_rows
 from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import Arrival, PromptBlocks
 
 #: The first two lines of the Mooncake trace's form; its last blocks are parts.
 MOONCAKE = (

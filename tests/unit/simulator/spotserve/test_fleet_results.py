@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.simulator.spotserve.fleet_results import figures_of
+from spotwise.simulator.spotserve.serving import figures_of
 
 
 def test_nothing_has_no_figures() -> None:

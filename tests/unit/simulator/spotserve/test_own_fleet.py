@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from spotwise.cli.simulate.fleet_plot import plot_fleet
+from spotwise.cli.simulate.spot_report import plot_fleet
 from spotwise.core.costs.cost_profile import BUILT_IN
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.files.spot_traces import SpotTrace
@@ -18,7 +18,6 @@ from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Design, Split
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.own_machines import OwnMachine
-from spotwise.simulator.spotserve.fleet_results import simulate_fleet
 from spotwise.simulator.spotserve.own_fleet import (
     COMPARED,
     USUALLY_COMPARED,
@@ -32,6 +31,7 @@ from spotwise.simulator.spotserve.own_fleet import (
     usual_size,
 )
 from spotwise.simulator.spotserve.run import SpotRun
+from spotwise.simulator.spotserve.serving import simulate_fleet
 from spotwise.simulator.spotserve.systems import SpotModel, SpotSurroundings
 from tests.unit.simulator.spotserve import spot_worlds as tiny
 

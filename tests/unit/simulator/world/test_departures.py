@@ -6,8 +6,7 @@ import random
 
 import pytest
 
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import Arrival, WorldResult
 from spotwise.simulator.world.world import World
 from tests.unit.simulator.world import worlds
 

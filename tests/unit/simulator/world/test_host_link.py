@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core.worker import commands as c
 from spotwise.simulator.world.events import EventQueue
-from spotwise.simulator.world.host_link import HostLink
+from spotwise.simulator.world.network import HostLink
 
 
 class Host:

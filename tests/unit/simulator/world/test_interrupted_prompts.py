@@ -5,8 +5,8 @@ from __future__ import annotations
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from spotwise.simulator.world.interrupted_prompts import InterruptedPrompts
 from spotwise.simulator.world.observation import Arrival
+from spotwise.simulator.world.settings import InterruptedPrompts
 from tests.unit.simulator.world.worlds import machine_type, machines, serve, settings
 
 #: 1 s an iteration, 0.25 s a token of it; quanta 2, 4, 8 and 16 s.

@@ -8,8 +8,7 @@ import pytest
 
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.prompt_blocks import PromptBlocks
+from spotwise.simulator.world.observation import Arrival, PromptBlocks
 from spotwise.simulator.world.settings import WorldSettings
 from tests.unit.simulator.world.worlds import COST, machines, serve, settings
 

@@ -15,8 +15,7 @@ from spotwise.core.worker.role import WorkerRole
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.client import SimulationError
-from spotwise.simulator.world.observation import Arrival
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import Arrival, WorldResult
 from tests.unit.simulator.world.worlds import MODEL, Diary, machine_type, machines, serve, settings
 
 #: Each iteration takes a second, whatever is in it.

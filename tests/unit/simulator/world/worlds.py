@@ -9,8 +9,7 @@ from spotwise.core.costs.cost_model import BatchShape, IterationCost, LinearIter
 from spotwise.core.messages.members import Pool
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.costs.hardware import LanguageModel, MachineType
-from spotwise.simulator.world.observation import Arrival, CompletedRequest
-from spotwise.simulator.world.results import WorldResult
+from spotwise.simulator.world.observation import Arrival, CompletedRequest, WorldResult
 from spotwise.simulator.world.settings import SimulatedMachine, WorldSettings
 from spotwise.simulator.world.world import World
 

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import SPLITWISE_HH
+from spotwise.simulator.runs.clusters import SPLITWISE_HH, Split
 from spotwise.simulator.runs.run_summary import RunSummary
 from spotwise.simulator.searches.parallel import drive
 from spotwise.studies.splitwise.paper import heat_map

@@ -8,8 +8,7 @@ import pytest
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Split
 from spotwise.simulator.searches.parallel import drive
 from spotwise.simulator.searches.provisioning import Provisioned
 from spotwise.simulator.searches.search import Grid, Limit

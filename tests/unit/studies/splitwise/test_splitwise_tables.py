@@ -5,8 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from spotwise.simulator.costs.machine_costs import DecodeModel
-from spotwise.simulator.runs.clusters import Split
-from spotwise.simulator.runs.designs import DESIGNS
+from spotwise.simulator.runs.clusters import DESIGNS, Split
 from spotwise.simulator.searches.provisioning import Provisioned
 from spotwise.simulator.searches.search import Limit
 from spotwise.studies.splitwise.headlines import headlines

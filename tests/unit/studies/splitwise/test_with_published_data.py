@@ -22,9 +22,8 @@ from spotwise.simulator.costs.machine_costs import (
     rows_of,
 )
 from spotwise.simulator.costs.profile_fit import ProfileRow, fit_honest, measured, read_profile
-from spotwise.simulator.loads.synthetic import SYNTHETIC
 from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
-from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
+from spotwise.simulator.loads.workload import SYNTHETIC, ArrivalKind, ClusterWorkload
 from spotwise.studies.splitwise.published_runs import SECONDS, SEED, read_published_runs
 from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
 

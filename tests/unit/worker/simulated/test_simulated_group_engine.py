@@ -10,7 +10,7 @@ from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.mesh.ports.ports import MeshError
-from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
+from spotwise.worker.simulated.groups.serve import SimulatedGroupEngine
 from tests.contracts.waiting import until
 from tests.unit.worker.simulated.test_simulated_engine import PROMPT, WORDS, NoCost, record
 

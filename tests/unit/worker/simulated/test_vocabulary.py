@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from spotwise.worker.simulated.vocabulary import read_words
+from spotwise.worker.simulated.serving import read_words
 
 
 def model(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any] | None = None) -> Path:

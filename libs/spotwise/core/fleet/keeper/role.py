@@ -23,7 +23,7 @@ from spotwise.core.fleet.keeper.kept import InstanceLeave, KeptFleet
 from spotwise.core.fleet.keeper.purchases import LONG_S, Purchases, key_of
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.fleet import InstanceState
-from spotwise.core.spot.policy import COMPUTING
+from spotwise.core.spot.role import COMPUTING
 
 REPORT_S = 1.0
 #: Changes are reported at once, and so far apart at least.

@@ -12,8 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 
-from spotwise.core.migration.deployment import Deployment, Device
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import Deployment, Device, DeviceMap
 from spotwise.core.migration.mapping.inheritance import Inheritance, inherit
 from spotwise.core.migration.mapping.matching import Gains, bundle, match_groups, most_gained
 from spotwise.core.migration.mapping.parts import Reusable

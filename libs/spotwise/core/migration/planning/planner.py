@@ -13,12 +13,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from spotwise.core.migration.deployment import RunningRequest
-from spotwise.core.migration.mapping.device_map import DeviceMap
+from spotwise.core.migration.deployment import DeviceMap, RunningRequest
 from spotwise.core.migration.planning.buffer_order import Cut, Flow, MemoryRegions, gates, order_loads
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.model_parts import kv_computed_again, kv_given_up, kv_parts, weight_parts
-from spotwise.core.migration.planning.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.model_parts import (
+    NumberedDevices,
+    kv_computed_again,
+    kv_given_up,
+    kv_parts,
+    weight_parts,
+)
 from spotwise.core.migration.planning.plan import Freed, MigrationPlan, PlanPolicy, Transfer
 from spotwise.core.migration.planning.schedule import Schedule
 from spotwise.core.migration.planning.transfers import (

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from spotwise.core.migration.planning.buffer_order import Cut
 from spotwise.core.migration.planning.link_times import Links, Ports
-from spotwise.core.migration.planning.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.model_parts import NumberedDevices
 from spotwise.core.migration.planning.transfers import Move, TransferUnit
 
 _NO_STEP = 1 << 60  # after all steps

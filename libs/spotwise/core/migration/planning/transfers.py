@@ -20,8 +20,7 @@ from typing import NamedTuple
 
 from spotwise.core.migration.planning.buffer_order import Cut, Flow
 from spotwise.core.migration.planning.link_times import Links
-from spotwise.core.migration.planning.model_parts import MovingKv, Piece
-from spotwise.core.migration.planning.numbered_devices import NumberedDevices
+from spotwise.core.migration.planning.model_parts import MovingKv, NumberedDevices, Piece
 
 
 class Move(NamedTuple):

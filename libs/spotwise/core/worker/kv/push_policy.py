@@ -14,7 +14,7 @@ from enum import StrEnum
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.latest import LatestDict
 from spotwise.core.messages.hand_offs import PushMode
-from spotwise.core.worker.scheduling.token_rate import TokenRate
+from spotwise.core.worker.scheduling.chunked_prefill import TokenRate
 
 #: One prompt in so many, of a pair, takes the other mode.
 REFRESH_EVERY = 32

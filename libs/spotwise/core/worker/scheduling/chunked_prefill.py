@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from spotwise.core.costs.batching import Batch
 from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
 from spotwise.core.values import value
-from spotwise.core.worker.scheduling.token_rate import TokenRate
 
+#: Tokens ago whose work counts for a third.
+REMEMBERED_TOKENS = 4096
 #: Prompt tokens of an iteration at least; fewer take too little time to measure their cost.
 MIN_TOKENS = 16
 #: Prompt tokens of an iteration without decodes at least, also before any cost is known: on processors what an iteration costs
@@ -29,6 +30,37 @@ _FIRST_TOKENS = 64
 TYPICAL_PROMPT_TOKENS = 512
 #: Weight of the newest iteration in the learned cost.
 _NEWEST = 0.25
+
+
+class TokenRate:
+    """Seconds of a token in one kind of work on one worker, learned from pieces of work of all lengths.
+
+    Law: the rate is all seconds of late over all tokens, so that a piece counts by its tokens; what came `REMEMBERED_TOKENS`
+    tokens ago counts for a third. It holds up to `tokens`, the length of the pieces where most of the tokens were: a short
+    piece has the same fixed cost as a long one, and says little of how long a long one takes.
+    """
+
+    __slots__ = ("_seconds", "_squares", "_tokens")
+
+    def __init__(self) -> None:
+        self._seconds = self._tokens = self._squares = 0.0
+
+    def saw(self, tokens: int, seconds: float) -> None:
+        """Learn from a piece of work of so many tokens, one at least."""
+        kept = math.exp(-tokens / REMEMBERED_TOKENS)
+        self._seconds = kept * self._seconds + seconds
+        self._tokens = kept * self._tokens + tokens
+        self._squares = kept * self._squares + tokens * tokens
+
+    @property
+    def token_s(self) -> float | None:
+        """Seconds of a token; `None` before the first piece."""
+        return self._seconds / self._tokens if self._tokens else None
+
+    @property
+    def tokens(self) -> int | None:
+        """Up to how many tokens in one piece that was measured; `None` before the first piece."""
+        return max(1, round(self._squares / self._tokens)) if self._tokens else None
 
 
 @value

@@ -3,36 +3,88 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import psutil
 from pydantic import Field
 
+from spotwise.core.costs.batching import Batch
 from spotwise.core.costs.cost_model import IterationCost
 from spotwise.core.costs.cost_profile import CostProfile
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupOrder
+from spotwise.core.messages.groups import DeviceOffered, FormGroup, GroupOrder, GroupReport
 from spotwise.core.messages.members import DevicePlace, MemberKind
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.scaled_cost import GroupCost
+from spotwise.core.requests.record import KvShare, RequestRecord
+from spotwise.core.requests.sampling import SampledToken
 from spotwise.mesh.grpc.control import EngineDescription, RecentIterations
-from spotwise.mesh.grpc.device_control import Report, device_handler
+from spotwise.mesh.grpc.device_control import DeviceLink, Report, device_handler
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.mesh.service.run import control_access
-from spotwise.worker.engine_view import RuntimeView
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_orders import report_formed, unformed
 from spotwise.worker.groups.process import DeviceProcess
+from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.settings import WorkerSettings
-from spotwise.worker.simulated.groups.engine import SimulatedGroupEngine
+from spotwise.worker.simulated.engine import SimulatedEngine
 from spotwise.worker.simulated.groups.part import SimulatedPart, SimulatedParts, simulated_model
 from spotwise.worker.simulated.serving import served_words, simulated_engine, started_simulated_worker
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 _IDS = r"^([A-Za-z0-9_-]+(,[A-Za-z0-9_-]+)*)?$"
+
+
+class SimulatedGroupEngine(SimulatedEngine):
+    """A `FormedEngine` that takes the time of a cost profile; only the leader has it, and its devices get no steps."""
+
+    _is_whole = False
+    _on_lost: Callable[[str], None] = staticmethod(lambda reason: None)
+    _on_restored: Callable[[], None] = staticmethod(lambda: None)
+
+    def watch(self, on_lost: Callable[[str], None], on_restored: Callable[[], None]) -> None:
+        """See `WorkerEngine`."""
+        self._on_lost, self._on_restored = on_lost, on_restored
+        if self._is_whole:
+            on_restored()
+        else:
+            on_lost("its group is not whole")
+
+    def formed(self, links: Sequence[DeviceLink], epoch: int, shares: tuple[KvShare, ...]) -> None:
+        """See `FormedEngine`."""
+        self._is_whole = True
+        self._on_restored()
+
+    def lose(self, reason: str) -> None:
+        """See `FormedEngine`."""
+        if self._is_whole:
+            self._is_whole = False
+            self._on_lost(reason)
+            self.drop_all(reason)
+
+    def reported(self, report: GroupReport) -> None:
+        """Nothing: devices report no work."""
+
+    async def add_sequence(self, record: RequestRecord, prepared: None = None) -> None:
+        """Add a sequence; raises `ValueError` where the engine refuses it, `MeshError` where the group is not whole."""
+        if not self._is_whole:
+            raise MeshError("the group is not whole")
+        await super().add_sequence(record)
+
+    def run_iteration(
+        self,
+        batch: Batch,
+        on_finished: Callable[[tuple[SampledToken, ...]], None],
+        on_failed: Callable[[Exception], None],
+        on_layers: Callable[[int], None] | None = None,
+    ) -> None:
+        """Run a batch, unless the group is not whole: the role learns that at the same time."""
+        if self._is_whole:
+            super().run_iteration(batch, on_finished, on_failed, on_layers)
 
 
 class SimulatedDeviceSettings(SimulatedWorkerSettings):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from spotwise.cli.plan.model_shapes import PAPER_SHAPES
 from spotwise.core.parallel.model_shape import ModelShape
-from spotwise.simulator.spotserve.paper_shapes import PAPER_SHAPES
 
 
 @pytest.mark.parametrize(

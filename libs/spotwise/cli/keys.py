@@ -1,4 +1,4 @@
-"""The commands of `spotwise keys`, and keys as a table. A secret is printed once; the mesh keeps its digest alone.
+"""`spotwise keys`: makes, shows, rotates and revokes the API keys of a mesh.
 
 A secret is printed once, when it is made; the mesh keeps its digest alone.
 """
@@ -13,9 +13,10 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
-from typing import Annotated, Any, TypeAlias, TypeVar
+from typing import Annotated, Any, Self, TypeAlias, TypeVar
 
 import typer
+from pydantic import model_validator
 from rich.console import Console
 from rich.table import Table
 
@@ -25,6 +26,7 @@ from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.mesh.access import open_store
 from spotwise.cli.mesh.options import MeshName, RedisUrl
 from spotwise.cli.mesh.running import find_store
+from spotwise.cli.option_groups import OptionGroup, with_option_groups
 from spotwise.cli.quantities import duration_text
 from spotwise.core.access.keys import (
     MAX_KEYS,
@@ -40,6 +42,10 @@ from spotwise.core.access.keys import (
 from spotwise.core.access.quotas import KeyLimits
 from spotwise.mesh.ports.keys import KeyStore
 from spotwise.mesh.redis.keys import record_json
+
+keys = typer.Typer(
+    help="Make, show, rotate and revoke the API keys of a mesh.", no_args_is_help=True, add_completion=False
+)
 
 _STYLES = {KeyState.ACTIVE: "green", KeyState.ROTATING: "yellow", KeyState.EXPIRED: "red"}
 
@@ -119,21 +125,43 @@ _LOOK_EVERY_S = 0.1
 _Result = TypeVar("_Result")
 
 
+class LimitOptions(OptionGroup):
+    """The options that bound what a key may use."""
+
+    requests_per_minute: Bound = None
+    tokens_per_minute: Bound = None
+    tokens_per_day: Bound = None
+    max_streams: Bound = None
+
+    def changed(self, limits: KeyLimits) -> KeyLimits:
+        """Return limits with those that were named, 0 as none."""
+        return replace(limits, **{name: bound or None for name, bound in self if bound is not None})
+
+    @model_validator(mode="after")
+    def _are_limits(self) -> Self:
+        self.changed(KeyLimits())
+        return self
+
+
+class NewKeyOptions(OptionGroup):
+    """The options of a key that is made."""
+
+    scope: Scopes = None
+    expires: Expires = None
+
+
+@keys.command("create")
+@with_option_groups
 def create(
     key: KeyName,
-    scope: Scopes = None,
-    expires: Expires = None,
-    requests_per_minute: Bound = None,
-    tokens_per_minute: Bound = None,
-    tokens_per_day: Bound = None,
-    max_streams: Bound = None,
+    given: NewKeyOptions,
+    bounds: LimitOptions,
     name: MeshName = DEFAULT_NAME,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Make a key and print its secret, which is shown this once."""
-    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
-    secret, record = _new_key(key, scope, expires, replace(KeyLimits(), **bounds))
+    secret, record = _new_key(key, given, bounds)
 
     async def put(store: KeyStore) -> None:
         await _let_restore(store)
@@ -147,6 +175,7 @@ def create(
     _show_secret(secret, record, as_json=as_json)
 
 
+@keys.command("list")
 def list_keys(name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None, as_json: AsJson = False) -> None:
     """Show the keys: state, scopes, limits, life and last use; never a secret."""
 
@@ -162,6 +191,7 @@ def list_keys(name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None, as_json
         Console().print(keys_table(records, now_s, last_use))
 
 
+@keys.command("rotate")
 def rotate(
     key: KeyName,
     overlap: Annotated[str, typer.Option(help="How long the old secret stays valid; 0s ends it at once.")] = "24h",
@@ -179,6 +209,7 @@ def rotate(
     _show_secret(secret, record, as_json=as_json)
 
 
+@keys.command("revoke")
 def revoke(key: KeyName, name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = None) -> None:
     """Remove a key: gateways refuse it within seconds. Requests that run are finished."""
 
@@ -190,20 +221,18 @@ def revoke(key: KeyName, name: MeshName = DEFAULT_NAME, redis_url: RedisUrl = No
     Console(highlight=False).print(f"{key} is revoked")
 
 
+@keys.command("limits")
+@with_option_groups
 def limits(
     key: KeyName,
-    requests_per_minute: Bound = None,
-    tokens_per_minute: Bound = None,
-    tokens_per_day: Bound = None,
-    max_streams: Bound = None,
+    bounds: LimitOptions,
     name: MeshName = DEFAULT_NAME,
     redis_url: RedisUrl = None,
     as_json: AsJson = False,
 ) -> None:
     """Change limits of a key, or show them; those that are not named stay."""
-    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
     record = _with_keys(
-        name, redis_url, _change(key, lambda record: replace(record, limits=replace(record.limits, **bounds)))
+        name, redis_url, _change(key, lambda record: replace(record, limits=bounds.changed(record.limits)))
     )
     if as_json:
         Console().print_json(json.dumps(key_as_dict(record, time.time(), None)["limits"]))
@@ -211,57 +240,36 @@ def limits(
         Console().print(keys_table([record], time.time(), None))
 
 
+@keys.command("hash")
+@with_option_groups
 def hash_key(
     key: KeyName,
-    scope: Scopes = None,
-    expires: Expires = None,
-    requests_per_minute: Bound = None,
-    tokens_per_minute: Bound = None,
-    tokens_per_day: Bound = None,
-    max_streams: Bound = None,
+    given: NewKeyOptions,
+    bounds: LimitOptions,
 ) -> None:
     """Make a key for SPOTWISE_API_KEYS_FILE: its line goes to standard output, its secret to standard error."""
-    bounds = _bounds(requests_per_minute, tokens_per_minute, tokens_per_day, max_streams)
-    secret, record = _new_key(key, scope, expires, replace(KeyLimits(), **bounds))
+    secret, record = _new_key(key, given, bounds)
     typer.echo(record_json(record))
     typer.echo(secret, err=True)
 
 
-def _new_key(name: str, scopes: list[KeyScope] | None, expires: str | None, bounds: KeyLimits) -> tuple[str, KeyRecord]:
+def _new_key(name: str, given: NewKeyOptions, bounds: LimitOptions) -> tuple[str, KeyRecord]:
     if not is_key_name(name):
         raise OptionError(f"NAME {name!r} is no name of a key; use 1 to 64 of A-Z a-z 0-9 . _ -")
     now_s, secret = time.time(), _new_secret()
     record = KeyRecord(
         name,
         (KeySecret(digest_of(secret.encode())),),
-        tuple(scope for scope in KeyScope if scope in (scopes or (KeyScope.GENERATE,))),
+        tuple(scope for scope in KeyScope if scope in (given.scope or (KeyScope.GENERATE,))),
         created_unix_s=now_s,
-        expires_unix_s=None if expires is None else now_s + parse_duration(expires, "--expires"),
-        limits=bounds,
+        expires_unix_s=None if given.expires is None else now_s + parse_duration(given.expires, "--expires"),
+        limits=bounds.changed(KeyLimits()),
     )
     return secret, record
 
 
 def _new_secret() -> str:
     return secret_of(base64.urlsafe_b64encode(secrets.token_bytes(SECRET_BYTES)).rstrip(b"=").decode())
-
-
-def _bounds(
-    requests_per_minute: int | None, tokens_per_minute: int | None, tokens_per_day: int | None, max_streams: int | None
-) -> dict[str, int | None]:
-    """Return the limits that were named, 0 as none."""
-    given = {
-        "requests_per_minute": requests_per_minute,
-        "tokens_per_minute": tokens_per_minute,
-        "tokens_per_day": tokens_per_day,
-        "max_streams": max_streams,
-    }
-    bounds = {name: value or None for name, value in given.items() if value is not None}
-    try:
-        replace(KeyLimits(), **bounds)
-    except ValueError as error:
-        raise OptionError(str(error)) from error
-    return bounds
 
 
 def _change(name: str, change: Callable[[KeyRecord], KeyRecord]) -> Callable[[KeyStore], Awaitable[KeyRecord]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.costs.cost_model import BatchShape
-from spotwise.core.worker.scheduling.iteration_bound import SLACK, UNMEASURED, WARM_UP, IterationBound
+from spotwise.worker.engine_watch import SLACK, UNMEASURED, WARM_UP, IterationBound
 
 FLOOR_S = 30.0
 DECODE = BatchShape(decodes=4, decode_context=400)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.simulator.world.pipeline import Pipeline
+from spotwise.simulator.world.orders import Pipeline
 
 
 def test_an_iteration_that_is_alone_takes_its_whole_time() -> None:

@@ -1,1 +1,0 @@
-"""`spotwise keys`: API keys of a mesh."""
