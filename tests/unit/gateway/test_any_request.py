@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 
+from spotwise.core.requests.record import RequestRecord
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
@@ -25,7 +26,8 @@ from spotwise.gateway.schema.embeddings import EmbeddingRequest
 from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.access import open_to
+from spotwise.wire.codec_records import decode_record, encode_record
+from tests.unit.gateway.apps import Http, open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 
 ROOT = Path(__file__).parents[3]
@@ -152,3 +154,66 @@ def test_any_bytes_on_any_path_are_refused(app: FastAPI) -> None:
         asyncio.run(check(app, method, path, content, {}))
 
     answered()
+
+
+INTEGERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "logprobs", "best_of")
+FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+#: As JSON, because a client's own library may not be what wrote it.
+EDGES = (
+    *("0", "-0", "1", "-1", "2147483647", "2147483648", "4294967295", "4294967296", "8589934592", "9007199254740993"),
+    *("9223372036854775807", "9223372036854775808", "-9223372036854775808", "18446744073709551615"),
+    *("18446744073709551616", "1" + "0" * 400, "0.0", "-0.0", "1.0", "1e-5", "1e-38", "1e-46", "5e-324", "1e-400"),
+    *("1e308", "-1e308", "true", "false", '"1"', "[1]", "{}"),
+)
+
+
+def record(mesh: FakeMesh) -> RequestRecord:
+    """Return the record that a gateway writes of the only sequence."""
+    choice_id, spec = next(iter(mesh.specs.items()))
+    return RequestRecord(choice_id, 1, "g", 1, "m", spec.prompt_token_ids, (), spec.sampling, spec.stop, 0.0)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[:24])
+@pytest.mark.parametrize("name", [*INTEGERS, *FLOATS, "logit_bias", "stop_token_ids", "prompt"])
+async def test_a_number_at_the_edge_is_refused_or_carried(client: Http, mesh: FakeMesh, name: str, edge: str) -> None:
+    """A 400 that names the parameter, or a record that comes through the wire as it was."""
+    value = {"logit_bias": f'{{"5": {edge}}}', "stop_token_ids": f"[{edge}]", "prompt": f"[{edge}]"}.get(name, edge)
+    fields = {"model": f'"{COMPLETION["model"]}"', "prompt": '"Hi"', "echo": "true"} | {name: value}
+    body = "{" + ", ".join(f'"{key}": {member}' for key, member in fields.items()) + "}"
+    response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["code"] == "invalid_json" or error["param"].split(".")[0] in (name, "prompt"), error
+        return
+    assert response.status_code == 200, response.text
+    written = record(mesh)
+    assert decode_record(encode_record(written)) == written
+
+
+@pytest.mark.parametrize("name", ["max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "temperature", "top_p"])
+async def test_truth_values_are_no_numbers(client: Http, name: str) -> None:
+    """JSON's `true` is refused as a number, although a Python bool is an int."""
+    response = await client.post("/v1/chat/completions", json=CHAT | {name: True})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_type")
+
+
+@pytest.mark.parametrize(("top_k", "kept"), [(2**33, None), (2**63, None), (512, None), (511, 511), (1, 1)])
+async def test_top_k_beyond_the_vocabulary_keeps_all(
+    client: Http, mesh: FakeMesh, top_k: int, kept: int | None
+) -> None:
+    assert (await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})).status_code == 200
+    assert mesh.spec.sampling.top_k == kept
+
+
+@pytest.mark.parametrize(("penalty", "status"), [(0.01, 200), (0.0099, 400), (5e-324, 400), (10, 200), (10.1, 400)])
+async def test_repetition_penalties_stay_where_logits_stay_finite(client: Http, penalty: float, status: int) -> None:
+    """A logit divided by almost nothing is infinite, and among infinities nothing can be drawn."""
+    response = await client.post("/v1/completions", json=COMPLETION | {"repetition_penalty": penalty})
+    assert response.status_code == status, response.text
+
+
+@pytest.mark.parametrize("temperature", [-0.0, 5e-324, 1e-39, 9e-6])
+async def test_almost_no_temperature_is_greedy(client: Http, mesh: FakeMesh, temperature: Any) -> None:
+    """No random number is used for it."""
+    assert (await client.post("/v1/completions", json=COMPLETION | {"temperature": temperature})).status_code == 200
+    assert mesh.spec.sampling.is_greedy

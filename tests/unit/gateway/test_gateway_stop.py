@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 
 from spotwise.http.limits import HttpLimits
+from tests.unit.gateway.apps import Json, MakeApp
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
 from tests.unit.gateway.listening import listening, post
 
-MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 8}
+MESSAGE: Json = {**CHAT, "max_tokens": 8}
 #: Requests that the mesh leaves without a token.
-WAITING: list[tuple[str, dict[str, Any]]] = [
+WAITING: list[tuple[str, Json]] = [
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True}),
     ("/v1/completions", COMPLETION | {"prompt": ["Hi", "Ho"]}),
@@ -30,7 +29,7 @@ WAITING: list[tuple[str, dict[str, Any]]] = [
 UPLOADS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
 
 
-async def test_what_is_not_answered_is_told(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_what_is_not_answered_is_told(make_app: MakeApp, mesh: FakeMesh) -> None:
     """In OpenAI's form or Anthropic's, a 503 with `Retry-After`; nothing is left in the mesh."""
     mesh.hang_at = 0
     async with listening(make_app(embeddings=EMBEDDINGS), HttpLimits()) as server:
@@ -56,9 +55,7 @@ async def test_what_is_not_answered_is_told(make_app: Callable[..., FastAPI], me
     assert not mesh.open
 
 
-async def test_a_stream_that_has_begun_is_cut(
-    make_app: Callable[..., FastAPI], mesh: FakeMesh, registry: CollectorRegistry
-) -> None:
+async def test_a_stream_that_has_begun_is_cut(make_app: MakeApp, mesh: FakeMesh, registry: CollectorRegistry) -> None:
     """Without an end of its body, so that no client takes the half for the whole."""
     mesh.hang_at = 2
     async with listening(make_app(), HttpLimits()) as server:
@@ -73,7 +70,7 @@ async def test_a_stream_that_has_begun_is_cut(
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], mesh: FakeMesh, path: str) -> None:
+async def test_what_ends_in_time_is_answered(make_app: MakeApp, mesh: FakeMesh, path: str) -> None:
     entered, go = asyncio.Event(), asyncio.Event()
     generate = mesh.generate
 
@@ -95,7 +92,7 @@ async def test_what_ends_in_time_is_answered(make_app: Callable[..., FastAPI], m
     assert head.startswith(b"http/1.1 200")
 
 
-async def test_a_second_signal_ends_the_grace(make_app: Callable[..., FastAPI], mesh: FakeMesh) -> None:
+async def test_a_second_signal_ends_the_grace(make_app: MakeApp, mesh: FakeMesh) -> None:
     """However long answers under way have to end, they are told at once then."""
     mesh.hang_at = 0
     async with listening(make_app(), HttpLimits()) as server:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
-from fastapi import FastAPI
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.limits import HttpLimits
+from tests.unit.gateway.apps import MakeApp
 from tests.unit.gateway.fake_mesh import COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Client, listening
 
-MakeApp = Callable[..., FastAPI]
 PATIENT = HttpLimits(header_timeout_s=60, body_timeout_s=60, write_timeout_s=60)
 BODY = json.dumps(COMPLETION).encode()
 LINE = b"POST /v1/completions HTTP/1.1"
@@ -100,6 +98,7 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "a blank before the method": (sized(line=b" POST /v1/completions HTTP/1.1"), 400),
     "a blank behind the version": (sized(line=b"POST /v1/completions HTTP/1.1 "), 400),
     "no target": (sized(line=b"POST HTTP/1.1"), 400),
+    "a line that is none": (b"GARBAGE\r\n\r\n", 400),
     "no version": (sized(line=b"POST /v1/completions"), 400),
     "HTTP/0.9": (b"GET /v1/models\r\n\r\n", 400),
     "a version 0.9": (sized(line=b"POST /v1/completions HTTP/0.9"), 505),

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import openai
 import pytest
-from fastapi import FastAPI
 
+from spotwise.gateway.access.auth import ApiKey
+from tests.unit.gateway.apps import Http, Json, MakeApp, connect, openai_of
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
 
 USER = {"role": "user", "content": "Hi"}
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
-SHARED: list[tuple[dict[str, Any], str, str]] = [
+SHARED: list[tuple[Json, str, str]] = [
     ({"model": 3}, "model", "invalid_type"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
     ({"temperature": True}, "temperature", "invalid_type"),
@@ -58,12 +59,8 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
     ({"stream": True, "stream_options": 1}, "stream_options", "invalid_type"),
-    ({"functions": [{}]}, "functions", "unsupported_parameter"),
-    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
-    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-    ({"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
 ]
-CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
+CHAT_ONLY: list[tuple[Json, str, str]] = [
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": "Hi"}, "messages", "invalid_type"),
     ({"messages": ["Hi"]}, "messages.0", "invalid_type"),
@@ -87,7 +84,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
 ]
-COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
+COMPLETION_ONLY: list[tuple[Json, str, str]] = [
     ({"prompt": None}, "prompt", "missing_required_parameter"),
     ({"prompt": ""}, "prompt", "invalid_value"),
     ({"prompt": []}, "prompt", "invalid_value"),
@@ -102,7 +99,6 @@ COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [2**63], "echo": True}, "prompt", "invalid_value"),
     ({"prompt": ["a", "long " * 300]}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a"] * 17, "n": 16}, "prompt", "invalid_value"),
-    ({"suffix": "end"}, "suffix", "unsupported_parameter"),
     ({"best_of": 2}, "best_of", "unsupported_parameter"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
@@ -117,13 +113,7 @@ def cases() -> list[Any]:
 
 @pytest.mark.parametrize(("path", "valid", "change", "param", "code"), cases())
 async def test_wrong_parameters_are_named(
-    client: httpx.AsyncClient,
-    mesh: FakeMesh,
-    path: str,
-    valid: dict[str, Any],
-    change: dict[str, Any],
-    param: str,
-    code: str,
+    client: Http, mesh: FakeMesh, path: str, valid: Json, change: Json, param: str, code: str
 ) -> None:
     """400 before anything reaches the mesh; the error names the parameter by its dotted path."""
     response = await client.post(path, json=valid | change)
@@ -151,14 +141,14 @@ async def test_wrong_parameters_are_named(
     ],
     ids=lambda body: repr(body[:20]),
 )
-async def test_malformed_json(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_malformed_json(client: Http, body: bytes) -> None:
     """Whatever is not one JSON object is a 400, lone surrogates and non-finite numbers included."""
     response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
 @pytest.mark.parametrize("valid", [CHAT, COMPLETION])
-async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dict[str, Any]) -> None:
+async def test_model_is_required_and_known(client: Http, valid: Json) -> None:
     """A missing model is 400; another one is 404 with the served model's name."""
     path = "/v1/chat/completions" if "messages" in valid else "/v1/completions"
     missing = await client.post(path, json={key: value for key, value in valid.items() if key != "model"})
@@ -169,7 +159,7 @@ async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dic
     assert "acme/tiny-chat" in error["message"]
 
 
-async def test_other_media_types(client: httpx.AsyncClient) -> None:
+async def test_other_media_types(client: Http) -> None:
     """A form is 415; JSON with a charset, or without any announcement, is read."""
     form = await client.post("/v1/completions", data={"prompt": "Hi"})
     assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
@@ -185,10 +175,10 @@ async def _chunks(count: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_oversize_body(make_app: Callable[..., FastAPI], announced: bool) -> None:
+async def test_oversize_body(make_app: MakeApp, announced: bool) -> None:
     """413, by the announced length or when a chunked body grows past the limit."""
     app = make_app(max_body_bytes=1000)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with connect(app) as client:
         content: Any = b"x" * 1001 if announced else _chunks(11)
         response = await client.post("/v1/completions", content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
@@ -203,6 +193,25 @@ async def test_oversize_body(make_app: Callable[..., FastAPI], announced: bool) 
         {"stream": False, "stream_options": None, "temperature": 2, "stop": []},
     ],
 )
-async def test_harmless_parameters_are_accepted(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
+async def test_harmless_parameters_are_accepted(client: Http, change: Json) -> None:
     assert (await client.post("/v1/chat/completions", json=CHAT | change)).status_code == 200
     assert (await client.post("/v1/completions", json=COMPLETION | change)).status_code == 200
+
+
+async def test_openais_client_raises_its_own_exceptions(make_app: MakeApp, mesh: FakeMesh) -> None:
+    api = openai_of(make_app(api_keys=(ApiKey("key"),)), "key")
+    with pytest.raises(openai.NotFoundError) as not_found:
+        await api.chat.completions.create(**CHAT | {"model": "other"})
+    assert (not_found.value.code, not_found.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as bad:
+        await api.chat.completions.create(**CHAT, temperature=3)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.AuthenticationError):
+        await api.with_options(api_key="wrong").models.list()
+    mesh.fail_at = 2
+    with pytest.raises(openai.InternalServerError):
+        await api.completions.create(**COMPLETION)
+    stream = await api.completions.create(**COMPLETION, stream=True)
+    with pytest.raises(openai.APIError, match="All workers are full"):
+        async for _ in stream:
+            pass

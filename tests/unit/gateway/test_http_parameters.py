@@ -1,17 +1,19 @@
-"""The gateway's requests to the mesh, parameter by parameter."""
+"""The gateway's requests to the mesh, parameter by parameter, and what a request has that a client leaves out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
-from fastapi import FastAPI
 
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
+from spotwise.gateway.generate.api_options import SamplingDefaults, published_defaults
 from spotwise.gateway.generate.sampling import CARRIED
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
+from tests.unit.gateway.apps import Encode, Http, Json, MakeApp, connect
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
 
 EVERYTHING = {
     "max_tokens": 9,
@@ -44,7 +46,7 @@ def test_every_parameter_of_the_sampler_is_tried() -> None:
     ],
 )
 async def test_every_parameter_reaches_the_mesh(
-    client: httpx.AsyncClient, mesh: FakeMesh, path: str, body: dict[str, object]
+    client: Http, mesh: FakeMesh, path: str, body: dict[str, object]
 ) -> None:
     assert (await client.post(path, json=body | EVERYTHING)).status_code == 200
     assert mesh.spec.sampling == SamplingParams(
@@ -64,7 +66,7 @@ async def test_every_parameter_reaches_the_mesh(
     assert mesh.spec.stop == StopCriteria(max_new_tokens=9, stop_token_ids=(2, 5, 9), min_new_tokens=3)
 
 
-async def test_defaults(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_defaults(client: Http, mesh: FakeMesh) -> None:
     """OpenAI's defaults, and a chat may use all that the context leaves."""
     await client.post("/v1/chat/completions", json=CHAT)
     seed = mesh.spec.sampling.seed
@@ -78,34 +80,33 @@ async def test_defaults(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
 
 
 @pytest.mark.parametrize("default", [20, 10_000])
-async def test_default_max_tokens_of_the_server(make_app: Callable[..., FastAPI], mesh: FakeMesh, default: int) -> None:
+async def test_default_max_tokens_of_the_server(make_app: MakeApp, mesh: FakeMesh, default: int) -> None:
     """The server may bound chats that name no bound; the context bounds them anyway."""
-    transport = httpx.ASGITransport(make_app(default_max_tokens=default))
-    async with httpx.AsyncClient(transport=transport, base_url="http://gateway") as client:
+    async with connect(make_app(default_max_tokens=default)) as client:
         await client.post("/v1/chat/completions", json=CHAT)
     assert mesh.spec.stop.max_new_tokens == min(default, CONTEXT_LENGTH - len(mesh.spec.prompt_token_ids))
 
 
-async def test_max_completion_tokens_is_the_newer_name(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_max_completion_tokens_is_the_newer_name(client: Http, mesh: FakeMesh) -> None:
     """`max_completion_tokens` takes precedence where both are given."""
     await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 50, "max_completion_tokens": 5})
     assert mesh.spec.stop.max_new_tokens == 5
 
 
-async def test_ignore_eos(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_ignore_eos(client: Http, mesh: FakeMesh) -> None:
     """The model's own end does not stop it; the client's stop tokens still do."""
     await client.post("/v1/completions", json=COMPLETION | {"ignore_eos": True, "stop_token_ids": [9]})
     assert mesh.spec.stop.stop_token_ids == (9,)
 
 
 @pytest.mark.parametrize("top_k", [0, -1, None])
-async def test_top_k_off(client: httpx.AsyncClient, mesh: FakeMesh, top_k: int | None) -> None:
+async def test_top_k_off(client: Http, mesh: FakeMesh, top_k: int | None) -> None:
     """vLLM's values for no limit become `None`."""
     await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})
     assert mesh.spec.sampling.top_k is None
 
 
-async def test_choices_have_ids_and_seeds_of_their_own(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_choices_have_ids_and_seeds_of_their_own(client: Http, mesh: FakeMesh) -> None:
     """API_ID#i, and the client's seed plus the index; across prompts the index restarts."""
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "best_of": 2, "seed": 2**63 - 1}
     response = await client.post("/v1/completions", json=body)
@@ -115,21 +116,19 @@ async def test_choices_have_ids_and_seeds_of_their_own(client: httpx.AsyncClient
     assert [spec.sampling.seed for spec in mesh.specs.values()] == [2**63 - 1, 0, 2**63 - 1, 0]
 
 
-async def test_choices_without_a_seed_differ(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_choices_without_a_seed_differ(client: Http, mesh: FakeMesh) -> None:
     await client.post("/v1/completions", json=COMPLETION | {"n": 4})
     assert len({spec.sampling.seed for spec in mesh.specs.values()}) == 4
 
 
-async def test_a_single_sequence_has_the_answers_id(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_a_single_sequence_has_the_answers_id(client: Http, mesh: FakeMesh) -> None:
     """The ledger of a request with one sequence is found by the id that the client saw."""
     response = await client.post("/v1/chat/completions", json=CHAT)
     assert list(mesh.specs) == [response.json()["id"]] == [response.headers["x-request-id"]]
     assert response.json()["id"].startswith("chatcmpl-")
 
 
-async def test_chat_prompt_is_the_rendered_template(
-    client: httpx.AsyncClient, mesh: FakeMesh, encode: Callable[[str], list[int]]
-) -> None:
+async def test_chat_prompt_is_the_rendered_template(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """All roles; text parts are joined by lines."""
     messages = [
         {"role": "developer", "content": "Be brief."},
@@ -151,11 +150,7 @@ async def test_chat_prompt_is_the_rendered_template(
     [("Hi", [[0, "Hi"]]), (["Hi", "you"], [[0, "Hi"], [0, "you"]]), ([5, 6], [[5, 6]]), ([[5, 6], [7]], [[5, 6], [7]])],
 )
 async def test_every_form_of_prompt(
-    client: httpx.AsyncClient,
-    mesh: FakeMesh,
-    encode: Callable[[str], list[int]],
-    prompt: object,
-    want: list[list[int | str]],
+    client: Http, mesh: FakeMesh, encode: Encode, prompt: object, want: list[list[int | str]]
 ) -> None:
     """Strings get the tokenizer's special tokens; token ids are taken as they are; each prompt counts once."""
     response = await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "n": 2})
@@ -168,9 +163,7 @@ async def test_every_form_of_prompt(
     assert len(response.json()["choices"]) == 2 * len(expected)
 
 
-async def test_bad_words_are_tokenized_with_and_without_a_blank(
-    client: httpx.AsyncClient, mesh: FakeMesh, encode: Callable[[str], list[int]]
-) -> None:
+async def test_bad_words_are_tokenized_with_and_without_a_blank(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """Each once; blanks before a word make no difference."""
     body = COMPLETION | {"bad_words": ["Hello", "  Hello", "you two"]}
     assert (await client.post("/v1/completions", json=body)).status_code == 200
@@ -193,7 +186,7 @@ async def test_bad_words_are_tokenized_with_and_without_a_blank(
     ],
 )
 async def test_restrictions_that_cannot_be_kept_are_refused(
-    client: httpx.AsyncClient, parameters: dict[str, object], param: str
+    client: Http, parameters: dict[str, object], param: str
 ) -> None:
     """By name: too many, none of the vocabulary, or such that nothing is left to draw."""
     answer = await client.post("/v1/completions", json=COMPLETION | parameters)
@@ -201,9 +194,64 @@ async def test_restrictions_that_cannot_be_kept_are_refused(
     assert answer.json()["error"]["param"].split(".")[0] == param
 
 
-async def test_allowed_tokens_that_are_all_bad_are_refused(
-    client: httpx.AsyncClient, encode: Callable[[str], list[int]]
-) -> None:
+async def test_allowed_tokens_that_are_all_bad_are_refused(client: Http, encode: Encode) -> None:
     (token_id,) = encode("H")
     body = COMPLETION | {"allowed_token_ids": [token_id], "bad_words": ["H"]}
     assert (await client.post("/v1/completions", json=body)).json()["error"]["param"] == "allowed_token_ids"
+
+
+PUBLISHED: Json = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
+DEFAULTS = SamplingDefaults(**PUBLISHED)
+OPENAIS = {"temperature": 1.0, "top_p": 1.0, "top_k": None, "min_p": 0.0, "repetition_penalty": 1.0}
+
+
+def written(folder: Path, published: object) -> Path:
+    (folder / "generation_config.json").write_text(json.dumps(published))
+    return folder
+
+
+async def sampled(make_app: MakeApp, mesh: FakeMesh, given: Json, **options: Any) -> Json:
+    """What a request with these parameters is sampled with."""
+    async with connect(make_app(**options)) as client:
+        for path, prompt in (
+            ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
+            ("completions", {"prompt": "hi"}),
+        ):
+            answer = await client.post(f"/v1/{path}", json={"model": MODEL, **prompt, **given})
+            assert answer.status_code == 200, answer.text
+    chat, completion = (each.sampling for each in mesh.specs.values())
+    found = [{name: getattr(sampling, name) for name in PUBLISHED} for sampling in (chat, completion)]
+    assert found[0] == found[1]
+    return found[0]
+
+
+async def test_a_request_has_what_it_gives_and_else_the_models(make_app: MakeApp, mesh: FakeMesh) -> None:
+    given = {"temperature": None, "top_k": 5}
+    assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == {**PUBLISHED, "top_k": 5}
+
+
+async def test_a_request_can_switch_every_one_off(make_app: MakeApp, mesh: FakeMesh) -> None:
+    given = OPENAIS | {"top_k": 0}
+    assert await sampled(make_app, mesh, given, sampling=DEFAULTS) == OPENAIS
+
+
+async def test_by_itself_the_model_has_none(make_app: MakeApp, mesh: FakeMesh) -> None:
+    """A client of OpenAI's knows its defaults."""
+    assert await sampled(make_app, mesh, {}) == OPENAIS
+
+
+def test_what_a_model_publishes_is_read(tmp_path: Path) -> None:
+    """Of the file, only these; what is missing or null is OpenAI's."""
+    published = {"do_sample": True, "eos_token_id": [2], "max_new_tokens": 9, **PUBLISHED, "min_p": None}
+    assert published_defaults(written(tmp_path, published)) == SamplingDefaults(**PUBLISHED | {"min_p": 0.0})
+    assert published_defaults(tmp_path / "elsewhere") == SamplingDefaults()
+
+
+@pytest.mark.parametrize(
+    ("published", "named"), [({"temperature": 3.0}, "temperature"), ({"top_k": "many"}, "top_k"), ([], "object")]
+)
+def test_what_no_request_could_give_is_an_error(tmp_path: Path, published: object, named: str) -> None:
+    """Which names the file and the value, before a gateway starts with it."""
+    with pytest.raises(ValueError, match=named) as raised:
+        published_defaults(written(tmp_path, published))
+    assert "generation_config.json" in str(raised.value)
