@@ -15,12 +15,13 @@ from tests.unit.gateway.agent_transcripts import (
     CODEX_REASONING,
     CODEX_TOOLS,
     CODEX_WARNING,
+    EPHEMERAL,
     chat_request,
     claude_request,
     codex_request,
 )
 from tests.unit.gateway.apps import Encode, Http, Json, app_over, connect, data_of, with_template
-from tests.unit.gateway.fake_mesh import CHAT, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, RESPONSE, FakeMesh
 
 END = 2
 
@@ -49,36 +50,22 @@ def prompt_of(mesh: FakeMesh, text: ChatText) -> str:
     return prompt
 
 
+PATCH = {"input": '*** Begin Patch\n"é"\n*** End Patch'}
+LISTING: Json = {"command": ["ls", "-l"], "timeout_ms": 10}
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments", "item", "output"),
+    ("name", "arguments", "item"),
     [
-        ("exec", {"cmd": "ls"}, {"type": "function_call", "name": "exec"}, "function_call_output"),
-        (
-            "spawn",
-            {"cmd": "ls"},
-            {"type": "function_call", "name": "spawn", "namespace": "agents_v1"},
-            "function_call_output",
-        ),
-        (
-            "apply_patch",
-            {"input": '*** Begin Patch\n"é"\n*** End Patch'},
-            {"type": "custom_tool_call", "name": "apply_patch", "input": '*** Begin Patch\n"é"\n*** End Patch'},
-            "custom_tool_call_output",
-        ),
-        (
-            "local_shell",
-            {"command": ["ls", "-l"], "timeout_ms": 10},
-            {
-                "type": "local_shell_call",
-                "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 10},
-            },
-            "function_call_output",
-        ),
+        ("exec", {"cmd": "ls"}, {"type": "function_call", "name": "exec"}),
+        ("spawn", {"cmd": "ls"}, {"type": "function_call", "name": "spawn", "namespace": "agents_v1"}),
+        ("apply_patch", PATCH, {"type": "custom_tool_call", "name": "apply_patch", **PATCH}),
+        ("local_shell", LISTING, {"type": "local_shell_call", "action": {"type": "exec", "env": {}, **LISTING}}),
     ],
     ids=["function", "namespace", "custom", "local_shell"],
 )
 async def test_a_session_of_codex(
-    client: Http, mesh: FakeMesh, text: ChatText, encode: Encode, name: str, arguments: Json, item: Json, output: str
+    client: Http, mesh: FakeMesh, text: ChatText, encode: Encode, name: str, arguments: Json, item: Json
 ) -> None:
     """Each kind of tool is called as the client expects it; its item goes back, with reasoning of another server's."""
     mesh.reply = [*encode(written(name, arguments)), END]
@@ -94,7 +81,8 @@ async def test_a_session_of_codex(
     assert done == call
 
     mesh.reply = [*encode("Two files."), END]
-    result = {"type": output, "call_id": call["call_id"], "output": "a.py b.py"}
+    kind = "custom_tool_call_output" if name == "apply_patch" else "function_call_output"
+    result = {"type": kind, "call_id": call["call_id"], "output": "a.py b.py"}
     response, events = await events_of(client, "/v1/responses", codex_request(CODEX_REASONING, call, result))
     prompt = prompt_of(mesh, text)
     assert f'"name": "{name}"' in prompt and "a.py b.py" in prompt and "gAAAA" not in prompt
@@ -164,20 +152,11 @@ async def test_a_session_of_claude_code(client: Http, mesh: FakeMesh, text: Chat
     ]
     found = {"type": "search_result", "source": "b.md", "title": "B", "content": [{"type": "text", "text": "More."}]}
     result = [{"type": "text", "text": "a.py b.py"}, {"type": "tool_reference", "tool_name": "Later"}, found]
+    returned = {"tool_use_id": start["id"], "type": "tool_result", "content": result, **EPHEMERAL}
+    reminder = {"type": "text", "text": "<system-reminder>Go on.</system-reminder>"}
     again = claude_request(
         {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "So:"}, call]},
-        {
-            "role": "user",
-            "content": [
-                {
-                    "tool_use_id": start["id"],
-                    "type": "tool_result",
-                    "content": result,
-                    "cache_control": {"type": "ephemeral"},
-                },
-                {"type": "text", "text": "<system-reminder>Go on.</system-reminder>"},
-            ],
-        },
+        {"role": "user", "content": [returned, reminder]},
         thinking={"type": "adaptive", "display": "omitted"},
     )
     response, events = await events_of(client, "/v1/messages", again, **headers)
@@ -190,7 +169,7 @@ async def test_a_session_of_claude_code(client: Http, mesh: FakeMesh, text: Chat
 
 async def test_a_session_of_a_chat_client(client: Http, mesh: FakeMesh, text: ChatText, encode: Encode) -> None:
     mesh.reply = [*encode(written("run", {"cmd": "ls"})), END]
-    response, events = await events_of(client, "/v1/chat/completions", chat_request())
+    response, events = await events_of(client, CHATS, chat_request())
     assert response.headers["x-spotwise-warning"] == "ignored: reasoning_effort, verbosity"
     calls = [call for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())]
     arguments = "".join(call["function"]["arguments"] for call in calls)
@@ -200,7 +179,7 @@ async def test_a_session_of_a_chat_client(client: Http, mesh: FakeMesh, text: Ch
     function = {"name": "run", "arguments": arguments}
     called = {"role": "assistant", "tool_calls": [{"id": calls[0]["id"], "type": "function", "function": function}]}
     result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "a.py b.py"}
-    _, events = await events_of(client, "/v1/chat/completions", chat_request(called, result))
+    _, events = await events_of(client, CHATS, chat_request(called, result))
     assert "a.py b.py" in prompt_of(mesh, text)
     said = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
     assert said == "Two files."
@@ -239,7 +218,7 @@ async def test_wishes_reach_the_template_that_knows_them(
     """By its own names, with the nearest value that it takes; what it does not know is ignored. Tokens are counted alike."""
     text = with_template(roomy_dir, tmp_path / "model", template)
     async with connect(app_over(mesh, text)) as client:
-        response = await client.post("/v1/chat/completions", json=CHAT | wish)
+        response = await client.post(CHATS, json=CHAT | wish)
         assert response.status_code == 200, response.text
         assert response.headers.get("x-spotwise-warning") == (f"ignored: {', '.join(ignored)}" if ignored else None)
         assert text.decode(mesh.spec.prompt_token_ids).endswith(end)

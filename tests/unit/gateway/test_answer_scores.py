@@ -13,7 +13,7 @@ from spotwise.gateway.generate.score_limits import ScoreRoom
 from spotwise.http.errors import ApiError
 from tests.contracts.waiting import until
 from tests.unit.gateway.apps import Http, Json, MakeApp, connect
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, RESPONSE, FakeMesh
 
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 SCORED = {"logprobs": True, "top_logprobs": 4}
@@ -94,7 +94,7 @@ async def test_without_a_bound_of_the_client_the_text_is_as_long_as_they_allow(
     client: Http, mesh: FakeMesh, choices: int, tokens: int
 ) -> None:
     """A chat that leaves `max_tokens` to the server is no mistake."""
-    answer = await client.post("/v1/chat/completions", json=CHAT | SCORED | {"n": choices})
+    answer = await client.post(CHATS, json=CHAT | SCORED | {"n": choices})
     assert answer.status_code == 200
     assert {spec.stop.max_new_tokens for spec in mesh.specs.values()} == {tokens}
 
@@ -126,10 +126,10 @@ async def test_an_answer_that_finds_no_room_is_told(make_app: MakeApp, mesh: Fak
     app = make_app(max_answer_logprobs=51_000)
     mesh.hang_at = 0
     async with connect(app) as client:
-        held = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
+        held = [asyncio.create_task(client.post(COMPLETIONS, json=body)) for _ in range(6)]
         for _ in range(6 * 12):
             await asyncio.wait_for(mesh.hung.get(), 30)
-        answer = await client.post("/v1/completions", json=body)
+        answer = await client.post(COMPLETIONS, json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "overloaded"
         assert "retry-after" in answer.headers
@@ -139,4 +139,4 @@ async def test_an_answer_that_finds_no_room_is_told(make_app: MakeApp, mesh: Fak
         await asyncio.wait(held)
         await until(lambda: not mesh.open)
         mesh.hang_at = None
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200

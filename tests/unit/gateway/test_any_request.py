@@ -28,12 +28,22 @@ from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.text.chat_text import ChatText
 from spotwise.wire.codec_records import decode_record, encode_record
 from tests.unit.gateway.apps import Http, open_to
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import (
+    CHAT,
+    CHATS,
+    COMPLETION,
+    COMPLETIONS,
+    EMBEDDING,
+    EMBEDDINGS,
+    MODEL,
+    RESPONSE,
+    FakeMesh,
+)
 
 ROOT = Path(__file__).parents[3]
 ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
-    "/v1/chat/completions": (CHAT, ChatRequest),
-    "/v1/completions": (COMPLETION, CompletionRequest),
+    CHATS: (CHAT, ChatRequest),
+    COMPLETIONS: (COMPLETION, CompletionRequest),
     "/v1/responses": (RESPONSE, ResponsesRequest),
     "/v1/embeddings": (EMBEDDING, EmbeddingRequest),
     "/v1/messages": (CHAT | {"max_tokens": 8}, MessagesRequest),
@@ -180,7 +190,7 @@ async def test_a_number_at_the_edge_is_refused_or_carried(client: Http, mesh: Fa
     value = {"logit_bias": f'{{"5": {edge}}}', "stop_token_ids": f"[{edge}]", "prompt": f"[{edge}]"}.get(name, edge)
     fields = {"model": f'"{COMPLETION["model"]}"', "prompt": '"Hi"', "echo": "true"} | {name: value}
     body = "{" + ", ".join(f'"{key}": {member}' for key, member in fields.items()) + "}"
-    response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    response = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     if response.status_code == 400:
         error = response.json()["error"]
         assert error["code"] == "invalid_json" or error["param"].split(".")[0] in (name, "prompt"), error
@@ -188,32 +198,3 @@ async def test_a_number_at_the_edge_is_refused_or_carried(client: Http, mesh: Fa
     assert response.status_code == 200, response.text
     written = record(mesh)
     assert decode_record(encode_record(written)) == written
-
-
-@pytest.mark.parametrize("name", ["max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "temperature", "top_p"])
-async def test_truth_values_are_no_numbers(client: Http, name: str) -> None:
-    """JSON's `true` is refused as a number, although a Python bool is an int."""
-    response = await client.post("/v1/chat/completions", json=CHAT | {name: True})
-    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_type")
-
-
-@pytest.mark.parametrize(("top_k", "kept"), [(2**33, None), (2**63, None), (512, None), (511, 511), (1, 1)])
-async def test_top_k_beyond_the_vocabulary_keeps_all(
-    client: Http, mesh: FakeMesh, top_k: int, kept: int | None
-) -> None:
-    assert (await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})).status_code == 200
-    assert mesh.spec.sampling.top_k == kept
-
-
-@pytest.mark.parametrize(("penalty", "status"), [(0.01, 200), (0.0099, 400), (5e-324, 400), (10, 200), (10.1, 400)])
-async def test_repetition_penalties_stay_where_logits_stay_finite(client: Http, penalty: float, status: int) -> None:
-    """A logit divided by almost nothing is infinite, and among infinities nothing can be drawn."""
-    response = await client.post("/v1/completions", json=COMPLETION | {"repetition_penalty": penalty})
-    assert response.status_code == status, response.text
-
-
-@pytest.mark.parametrize("temperature", [-0.0, 5e-324, 1e-39, 9e-6])
-async def test_almost_no_temperature_is_greedy(client: Http, mesh: FakeMesh, temperature: Any) -> None:
-    """No random number is used for it."""
-    assert (await client.post("/v1/completions", json=COMPLETION | {"temperature": temperature})).status_code == 200
-    assert mesh.spec.sampling.is_greedy

@@ -19,7 +19,7 @@ from spotwise.text.chat_text import ChatText
 from tests.clients.naive_readers import Events, Reader, as_vllm_bench, by_blank_line, by_chunk, by_line, post
 from tests.contracts.waiting import until
 from tests.unit.gateway.apps import Encode, Json, MakeApp
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, MODEL, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening
 
@@ -27,9 +27,9 @@ from tests.unit.gateway.listening import listening
 SAID = "One\nTwo\r\n\nThree\x85Four\u2028Five\u2029Six\x0b\x0c\x1c\x1e data: id: 😀"
 USAGE = {"stream_options": {"include_usage": True}}
 APIS: dict[str, tuple[str, Json]] = {
-    "chat": ("/v1/chat/completions", CHAT | USAGE),
-    "chat of two with scores": ("/v1/chat/completions", CHAT | USAGE | {"n": 2, "logprobs": True, "top_logprobs": 2}),
-    "completions": ("/v1/completions", COMPLETION | USAGE | {"max_tokens": 200}),
+    "chat": (CHATS, CHAT | USAGE),
+    "chat of two with scores": (CHATS, CHAT | USAGE | {"n": 2, "logprobs": True, "top_logprobs": 2}),
+    "completions": (COMPLETIONS, COMPLETION | USAGE | {"max_tokens": 200}),
     "responses": ("/v1/responses", RESPONSE),
     "messages": ("/v1/messages", CHAT | {"max_tokens": 200}),
 }

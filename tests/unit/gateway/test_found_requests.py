@@ -11,10 +11,9 @@ from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.apps import Encode, Json
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
 
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEY = {"Idempotency-Key": "order-7"}
 KEYS = parse_api_keys("acme:alpha,other:beta,gamma,delta")
 

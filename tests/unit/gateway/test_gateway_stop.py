@@ -11,22 +11,22 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.http.limits import HttpLimits
 from tests.unit.gateway.apps import Json, MakeApp
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
 from tests.unit.gateway.listening import listening, post
 
 MESSAGE: Json = {**CHAT, "max_tokens": 8}
 #: Requests that the mesh leaves without a token.
 WAITING: list[tuple[str, Json]] = [
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", CHAT | {"stream": True}),
-    ("/v1/completions", COMPLETION | {"prompt": ["Hi", "Ho"]}),
+    (CHATS, CHAT),
+    (CHATS, CHAT | {"stream": True}),
+    (COMPLETIONS, COMPLETION | {"prompt": ["Hi", "Ho"]}),
     ("/v1/responses", RESPONSE),
     ("/v1/messages", MESSAGE),
     ("/v1/messages", MESSAGE | {"stream": True}),
     ("/v1/embeddings", EMBEDDING),
 ]
 #: Bodies that are still on their way.
-UPLOADS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
+UPLOADS = [CHATS, "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
 
 
 async def test_what_is_not_answered_is_told(make_app: MakeApp, mesh: FakeMesh) -> None:
@@ -60,7 +60,7 @@ async def test_a_stream_that_has_begun_is_cut(make_app: MakeApp, mesh: FakeMesh,
     mesh.hang_at = 2
     async with listening(make_app(), HttpLimits()) as server:
         client = await server.connect()
-        await client.send(post("/v1/chat/completions", json.dumps(CHAT | {"stream": True}).encode()))
+        await client.send(post(CHATS, json.dumps(CHAT | {"stream": True}).encode()))
         await asyncio.wait_for(mesh.hung.get(), 30)
         server.server.should_exit = True
         rest = await client.rest()
@@ -69,7 +69,7 @@ async def test_a_stream_that_has_begun_is_cut(make_app: MakeApp, mesh: FakeMesh,
     assert not mesh.open
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
+@pytest.mark.parametrize("path", [CHATS, "/v1/messages"])
 async def test_what_ends_in_time_is_answered(make_app: MakeApp, mesh: FakeMesh, path: str) -> None:
     entered, go = asyncio.Event(), asyncio.Event()
     generate = mesh.generate
@@ -98,7 +98,7 @@ async def test_a_second_signal_ends_the_grace(make_app: MakeApp, mesh: FakeMesh)
     async with listening(make_app(), HttpLimits()) as server:
         server.server.config.timeout_graceful_shutdown = 3600
         client = await server.connect()
-        await client.send(post("/v1/chat/completions", json.dumps(CHAT).encode()))
+        await client.send(post(CHATS, json.dumps(CHAT).encode()))
         await asyncio.wait_for(mesh.hung.get(), 30)
         server.server.should_exit = True
         await asyncio.sleep(0.3)

@@ -11,11 +11,11 @@ import pytest
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.apps import Encode, Http, Json
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, FakeMesh
 
 
 async def complete(client: Http, **change: object) -> Json:
-    response = await client.post("/v1/completions", json=COMPLETION | change)
+    response = await client.post(COMPLETIONS, json=COMPLETION | change)
     assert response.status_code == 200, response.text
     answer: Json = response.json()
     return answer
@@ -23,7 +23,7 @@ async def complete(client: Http, **change: object) -> Json:
 
 async def test_chat_completion(client: Http, mesh: FakeMesh) -> None:
     """The whole object; the end of sequence counts as a token and gives no text."""
-    answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
+    answer = (await client.post(CHATS, json=CHAT)).json()
     prompt_tokens, output_tokens = len(mesh.spec.prompt_token_ids), len(mesh.reply)
     assert answer == {
         "id": answer["id"],
@@ -133,7 +133,7 @@ async def test_special_tokens_can_be_shown(client: Http) -> None:
 async def test_choices(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """Every choice its own text and end; the prompt counts once, the outputs together."""
     mesh.replies = {0: [*encode("Hello"), 2], 1: [*encode("你好"), 2], 2: encode("the quick brown fox jumps over the")}
-    response = await client.post("/v1/chat/completions", json=CHAT | {"n": 3, "max_tokens": 6})
+    response = await client.post(CHATS, json=CHAT | {"n": 3, "max_tokens": 6})
     answer = response.json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["message"]["content"] for choice in answer["choices"]][:2] == ["Hello", "你好"]
@@ -145,7 +145,7 @@ async def test_choices(client: Http, mesh: FakeMesh, encode: Encode) -> None:
 async def test_one_failing_choice_fails_the_answer(client: Http, mesh: FakeMesh) -> None:
     """When one choice fails, the answer is an error and the other choices are cancelled."""
     mesh.fail_at, mesh.fail_index = 1, 1
-    response = await client.post("/v1/completions", json=COMPLETION | {"n": 3})
+    response = await client.post(COMPLETIONS, json=COMPLETION | {"n": 3})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "mesh_full")
     assert response.headers["retry-after"] == "2"
     assert not mesh.open
@@ -155,14 +155,14 @@ async def test_one_failing_choice_fails_the_answer(client: Http, mesh: FakeMesh)
 async def test_chat_logprobs(client: Http, mesh: FakeMesh) -> None:
     """One entry a counted token, with exact bytes and the requested number of alternatives."""
     body = CHAT | {"logprobs": True, "top_logprobs": 2}
-    content = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"]["content"]
+    content = (await client.post(CHATS, json=body)).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == len(mesh.reply)
     assert "".join(entry["token"] for entry in content) == "Hello, world!<|im_end|>"
     assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
     assert content[0]["logprob"] == -0.5
     assert [entry["logprob"] for entry in content[0]["top_logprobs"]] == [-1.0, -2.0]
     assert set(content[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
-    bare = (await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True})).json()
+    bare = (await client.post(CHATS, json=CHAT | {"logprobs": True})).json()
     assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
@@ -216,7 +216,7 @@ async def test_token_ids_on_request(client: Http, mesh: FakeMesh) -> None:
     assert choice["token_ids"] == list(mesh.reply)
     assert choice["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
     mesh.specs.clear()
-    chat = (await client.post("/v1/chat/completions", json=CHAT | {"return_token_ids": True})).json()
+    chat = (await client.post(CHATS, json=CHAT | {"return_token_ids": True})).json()
     assert chat["choices"][0]["token_ids"] == list(mesh.reply)
     assert chat["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
 
@@ -236,13 +236,13 @@ async def test_impossible_alternatives_are_still_json(client: Http, mesh: FakeMe
     mesh.generate = impossible  # type: ignore[method-assign]
     assert (await complete(client, logprobs=0))["choices"][0]["logprobs"]["token_logprobs"][0] == -9999.0
     body = CHAT | {"logprobs": True}
-    chat = (await client.post("/v1/chat/completions", json=body)).json()
+    chat = (await client.post(CHATS, json=body)).json()
     assert chat["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
 async def test_a_sequence_that_the_mesh_gives_up_is_an_error(client: Http, mesh: FakeMesh) -> None:
     """A sequence that the mesh gives up becomes an error answer, not a truncated success."""
     mesh.fail_at, mesh.error = 3, GenerationError(500, "worker_lost", "Its worker is gone.")
-    response = await client.post("/v1/completions", json=COMPLETION)
+    response = await client.post(COMPLETIONS, json=COMPLETION)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "worker_lost")
     assert "retry-after" not in response.headers

@@ -255,12 +255,12 @@ async def test_a_bomb_is_too_large(bounded: Http) -> None:
     """However small it is sent: a body counts as it is without gzip. The limit itself is allowed."""
     room = LIMIT - len(json.dumps(COMPLETION | {"user": ""}))
     allowed = json.dumps(COMPLETION | {"user": "x" * room}).encode()
-    assert (await bounded.post("/v1/completions", content=gzip.compress(allowed), headers=GZIP)).status_code == 200
+    assert (await bounded.post(COMPLETIONS, content=gzip.compress(allowed), headers=GZIP)).status_code == 200
     for content in (gzip.compress(allowed + b" "), gzip.compress(b" " * (1 << 28))):
-        response = await bounded.post("/v1/completions", content=content, headers=GZIP)
+        response = await bounded.post(COMPLETIONS, content=content, headers=GZIP)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
     # Nothing of what was refused counts as held.
-    assert (await bounded.post("/v1/completions", content=gzip.compress(allowed), headers=GZIP)).status_code == 200
+    assert (await bounded.post(COMPLETIONS, content=gzip.compress(allowed), headers=GZIP)).status_code == 200
 
 
 @pytest.mark.parametrize(
@@ -277,7 +277,7 @@ async def test_a_bomb_is_too_large(bounded: Http) -> None:
 )
 async def test_what_is_no_gzip_is_refused(bounded: Http, content: bytes, words: str) -> None:
     """In plain words, and never read as far as it goes."""
-    response = await bounded.post("/v1/completions", content=content, headers=GZIP)
+    response = await bounded.post(COMPLETIONS, content=content, headers=GZIP)
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_content_encoding")
     assert words in response.json()["error"]["message"]
 

@@ -14,10 +14,10 @@ import pytest
 from spotwise.http.limits import HttpLimits
 from tests.contracts.waiting import until
 from tests.unit.gateway.apps import MakeApp
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, COMPLETIONS, FakeMesh
 from tests.unit.gateway.listening import Listening, listening, post
 
-PATH = "/v1/completions"
+PATH = COMPLETIONS
 BODY = json.dumps(COMPLETION).encode()
 #: Short times, but for what a test does not wait for.
 PATIENT = HttpLimits(header_timeout_s=60, body_timeout_s=60, write_timeout_s=60)

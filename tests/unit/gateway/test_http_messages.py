@@ -22,7 +22,7 @@ from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint
 from spotwise.text.chat_text import ChatText
 from spotwise.text.message_reader import MessagePart
 from tests.unit.gateway.apps import Encode, Http, Json, MakeApp, app_over, connect, data_of
-from tests.unit.gateway.fake_mesh import MESSAGE, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHATS, MESSAGE, MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_messages_client import TOOL, WITH_TOOL, WRITTEN
 
@@ -53,10 +53,7 @@ def result(call_id: str, content: Any, **more: Any) -> Json:
 CALL = {"type": "tool_use", "id": "c1", "name": "weather", "input": {"city": "Pécs"}}
 CHAT_CALL = {"id": "c1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Pécs"}'}}
 CHAT_TOOL = {"name": "weather", "description": TOOL["description"], "parameters": TOOL["input_schema"]}
-THOUGHTS = [
-    {"type": "thinking", "thinking": "Hm.", "signature": "x"},
-    {"type": "redacted_thinking", "data": "x"},
-]
+THOUGHTS = [{"type": "thinking", "thinking": "Hm.", "signature": "x"}, {"type": "redacted_thinking", "data": "x"}]
 #: Conversations of Anthropic's, and the same ones as chats.
 CONVERSATIONS: dict[str, tuple[Json, Json]] = {
     "system": (
@@ -78,13 +75,7 @@ CONVERSATIONS: dict[str, tuple[Json, Json]] = {
             "messages": [
                 user("Hi"),
                 assistant([*THOUGHTS, *blocks("Let me see."), CALL]),
-                user(
-                    [
-                        result("c1", blocks("18", "degrees")),
-                        result("c2", "away", is_error=True),
-                        *blocks("And now?"),
-                    ]
-                ),
+                user([result("c1", blocks("18", "degrees")), result("c2", "away", is_error=True), *blocks("And now?")]),
             ],
         },
         {
@@ -173,10 +164,7 @@ SEARCH = {"type": "web_search_20250305", "name": "web_search"}
         ({"messages": [user("Hi"), assistant([CALL])]}, "continued"),
         ({"messages": []}, "messages"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "role"),
-        (
-            {"tools": [SEARCH, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}},
-            "'web_search_20250305'",
-        ),
+        ({"tools": [SEARCH, TOOL], "tool_choice": {"type": "tool", "name": "web_search"}}, "'web_search_20250305'"),
         ({"tools": [SEARCH], "tool_choice": {"type": "any"}}, "'web_search_20250305'"),
         ({"tools": [{"name": "f"}]}, "input_schema"),
         ({"tools": [TOOL, TOOL]}, "same name"),
@@ -243,7 +231,7 @@ async def test_errors_of_these_paths_have_their_form(
     assert set((await client.get("/v1/messagesx")).json()) == {"error"}
 
 
-@pytest.mark.parametrize("path", [MESSAGES, "/v1/chat/completions"])
+@pytest.mark.parametrize("path", [MESSAGES, CHATS])
 async def test_keys_are_taken_from_either_header(make_app: MakeApp, path: str) -> None:
     """On every path; a bearer key goes first."""
     app = make_app(api_keys=(ApiKey("right"),))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generate.api_options import SamplingDefaults, published_defaults
 from spotwise.gateway.generate.sampling import CARRIED
 from tests.unit.gateway.apps import Encode, Http, Json, MakeApp, connect
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import BOTH, CHAT, CHATS, COMPLETION, COMPLETIONS, CONTEXT_LENGTH, FakeMesh
 
 EVERYTHING = {
     "max_tokens": 9,
@@ -40,10 +41,7 @@ def test_every_parameter_of_the_sampler_is_tried() -> None:
 
 @pytest.mark.parametrize(
     ("path", "body"),
-    [
-        ("/v1/chat/completions", CHAT | {"logprobs": True, "top_logprobs": 2}),
-        ("/v1/completions", COMPLETION | {"logprobs": 2}),
-    ],
+    [(CHATS, CHAT | {"logprobs": True, "top_logprobs": 2}), (COMPLETIONS, COMPLETION | {"logprobs": 2})],
 )
 async def test_every_parameter_reaches_the_mesh(
     client: Http, mesh: FakeMesh, path: str, body: dict[str, object]
@@ -68,13 +66,13 @@ async def test_every_parameter_reaches_the_mesh(
 
 async def test_defaults(client: Http, mesh: FakeMesh) -> None:
     """OpenAI's defaults, and a chat may use all that the context leaves."""
-    await client.post("/v1/chat/completions", json=CHAT)
+    await client.post(CHATS, json=CHAT)
     seed = mesh.spec.sampling.seed
     assert mesh.spec.sampling == SamplingParams(seed=seed)
     left = CONTEXT_LENGTH - len(mesh.spec.prompt_token_ids)
     assert mesh.spec.stop == StopCriteria(max_new_tokens=left, stop_token_ids=(2,))
     mesh.specs.clear()
-    await client.post("/v1/completions", json=COMPLETION)
+    await client.post(COMPLETIONS, json=COMPLETION)
     assert mesh.spec.stop.max_new_tokens == 16
     assert mesh.spec.sampling.seed != seed
 
@@ -83,33 +81,33 @@ async def test_defaults(client: Http, mesh: FakeMesh) -> None:
 async def test_default_max_tokens_of_the_server(make_app: MakeApp, mesh: FakeMesh, default: int) -> None:
     """The server may bound chats that name no bound; the context bounds them anyway."""
     async with connect(make_app(default_max_tokens=default)) as client:
-        await client.post("/v1/chat/completions", json=CHAT)
+        await client.post(CHATS, json=CHAT)
     assert mesh.spec.stop.max_new_tokens == min(default, CONTEXT_LENGTH - len(mesh.spec.prompt_token_ids))
 
 
-async def test_max_completion_tokens_is_the_newer_name(client: Http, mesh: FakeMesh) -> None:
-    """`max_completion_tokens` takes precedence where both are given."""
-    await client.post("/v1/chat/completions", json=CHAT | {"max_tokens": 50, "max_completion_tokens": 5})
-    assert mesh.spec.stop.max_new_tokens == 5
-
-
-async def test_ignore_eos(client: Http, mesh: FakeMesh) -> None:
-    """The model's own end does not stop it; the client's stop tokens still do."""
-    await client.post("/v1/completions", json=COMPLETION | {"ignore_eos": True, "stop_token_ids": [9]})
-    assert mesh.spec.stop.stop_token_ids == (9,)
-
-
-@pytest.mark.parametrize("top_k", [0, -1, None])
-async def test_top_k_off(client: Http, mesh: FakeMesh, top_k: int | None) -> None:
-    """vLLM's values for no limit become `None`."""
-    await client.post("/v1/completions", json=COMPLETION | {"top_k": top_k})
-    assert mesh.spec.sampling.top_k is None
+@pytest.mark.parametrize(
+    ("path", "given", "name", "value"),
+    [
+        (CHATS, {"max_tokens": 50, "max_completion_tokens": 5}, "stop.max_new_tokens", 5),
+        (COMPLETIONS, {"ignore_eos": True, "stop_token_ids": [9]}, "stop.stop_token_ids", (9,)),
+        *((COMPLETIONS, {"top_k": off}, "sampling.top_k", None) for off in (0, -1, None, 512, 2**33, 2**63)),
+        *((COMPLETIONS, {"top_k": top_k}, "sampling.top_k", top_k) for top_k in (1, 511)),
+        *((COMPLETIONS, {"temperature": t}, "sampling.is_greedy", True) for t in (-0.0, 5e-324, 1e-39, 9e-6)),
+        *((COMPLETIONS, {"repetition_penalty": p}, "sampling.repetition_penalty", p) for p in (0.01, 10)),
+    ],
+)
+async def test_what_a_value_means(client: Http, mesh: FakeMesh, path: str, given: Json, name: str, value: Any) -> None:
+    """The newer name goes first, and the client's stop tokens stop where the model's end does not. vLLM's values for no limit,
+    and limits beyond the vocabulary, are none; almost no temperature is greedy, and penalties stay where logits are finite.
+    """
+    assert (await client.post(path, json=BOTH[path] | given)).status_code == 200
+    assert attrgetter(name)(mesh.spec) == value
 
 
 async def test_choices_have_ids_and_seeds_of_their_own(client: Http, mesh: FakeMesh) -> None:
     """API_ID#i, and the client's seed plus the index; across prompts the index restarts."""
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "best_of": 2, "seed": 2**63 - 1}
-    response = await client.post("/v1/completions", json=body)
+    response = await client.post(COMPLETIONS, json=body)
     request_id = response.json()["id"]
     assert response.headers["x-request-id"] == request_id
     assert list(mesh.specs) == [f"{request_id}#{index}" for index in range(4)]
@@ -117,13 +115,13 @@ async def test_choices_have_ids_and_seeds_of_their_own(client: Http, mesh: FakeM
 
 
 async def test_choices_without_a_seed_differ(client: Http, mesh: FakeMesh) -> None:
-    await client.post("/v1/completions", json=COMPLETION | {"n": 4})
+    await client.post(COMPLETIONS, json=COMPLETION | {"n": 4})
     assert len({spec.sampling.seed for spec in mesh.specs.values()}) == 4
 
 
 async def test_a_single_sequence_has_the_answers_id(client: Http, mesh: FakeMesh) -> None:
     """The ledger of a request with one sequence is found by the id that the client saw."""
-    response = await client.post("/v1/chat/completions", json=CHAT)
+    response = await client.post(CHATS, json=CHAT)
     assert list(mesh.specs) == [response.json()["id"]] == [response.headers["x-request-id"]]
     assert response.json()["id"].startswith("chatcmpl-")
 
@@ -136,7 +134,7 @@ async def test_chat_prompt_is_the_rendered_template(client: Http, mesh: FakeMesh
         {"role": "assistant", "content": "", "tool_calls": [], "function_call": None},
         {"role": "tool", "content": "42", "tool_call_id": "1"},
     ]
-    assert (await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})).status_code == 200
+    assert (await client.post(CHATS, json=CHAT | {"messages": messages})).status_code == 200
     assert mesh.spec.prompt_token_ids == tuple(
         encode(
             "<|im_start|>system\nBe brief.<|im_end|>\n<|im_start|>user\none\ntwo<|im_end|>\n"
@@ -153,7 +151,7 @@ async def test_every_form_of_prompt(
     client: Http, mesh: FakeMesh, encode: Encode, prompt: object, want: list[list[int | str]]
 ) -> None:
     """Strings get the tokenizer's special tokens; token ids are taken as they are; each prompt counts once."""
-    response = await client.post("/v1/completions", json=COMPLETION | {"prompt": prompt, "n": 2})
+    response = await client.post(COMPLETIONS, json=COMPLETION | {"prompt": prompt, "n": 2})
     expected = [
         tuple(token_id for part in parts for token_id in ([part] if isinstance(part, int) else encode(part)))
         for parts in want
@@ -166,38 +164,9 @@ async def test_every_form_of_prompt(
 async def test_bad_words_are_tokenized_with_and_without_a_blank(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """Each once; blanks before a word make no difference."""
     body = COMPLETION | {"bad_words": ["Hello", "  Hello", "you two"]}
-    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
     words = ["Hello", " Hello", "you two", " you two"]
     assert mesh.spec.sampling.bad_words == tuple(tuple(encode(word)) for word in words)
-
-
-@pytest.mark.parametrize(
-    ("parameters", "param"),
-    [
-        ({"allowed_token_ids": []}, "allowed_token_ids"),
-        ({"allowed_token_ids": [10**6]}, "allowed_token_ids"),
-        ({"allowed_token_ids": list(range(1025))}, "allowed_token_ids"),
-        ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids"),
-        ({"bad_words": [""]}, "bad_words"),
-        ({"bad_words": [7]}, "bad_words"),
-        ({"bad_words": ["x" * 257]}, "bad_words"),
-        ({"bad_words": ["x"] * 129}, "bad_words"),
-        ({"bad_words": [f"{number} qzxj qzxj qzxj qzxj" for number in range(120)]}, "bad_words"),
-    ],
-)
-async def test_restrictions_that_cannot_be_kept_are_refused(
-    client: Http, parameters: dict[str, object], param: str
-) -> None:
-    """By name: too many, none of the vocabulary, or such that nothing is left to draw."""
-    answer = await client.post("/v1/completions", json=COMPLETION | parameters)
-    assert answer.status_code == 400
-    assert answer.json()["error"]["param"].split(".")[0] == param
-
-
-async def test_allowed_tokens_that_are_all_bad_are_refused(client: Http, encode: Encode) -> None:
-    (token_id,) = encode("H")
-    body = COMPLETION | {"allowed_token_ids": [token_id], "bad_words": ["H"]}
-    assert (await client.post("/v1/completions", json=body)).json()["error"]["param"] == "allowed_token_ids"
 
 
 PUBLISHED: Json = {"temperature": 0.6, "top_p": 0.9, "top_k": 20, "min_p": 0.05, "repetition_penalty": 1.1}
@@ -213,16 +182,12 @@ def written(folder: Path, published: object) -> Path:
 async def sampled(make_app: MakeApp, mesh: FakeMesh, given: Json, **options: Any) -> Json:
     """What a request with these parameters is sampled with."""
     async with connect(make_app(**options)) as client:
-        for path, prompt in (
-            ("chat/completions", {"messages": [{"role": "user", "content": "hi"}]}),
-            ("completions", {"prompt": "hi"}),
-        ):
-            answer = await client.post(f"/v1/{path}", json={"model": MODEL, **prompt, **given})
+        for path, body in BOTH.items():
+            answer = await client.post(path, json=body | given)
             assert answer.status_code == 200, answer.text
-    chat, completion = (each.sampling for each in mesh.specs.values())
-    found = [{name: getattr(sampling, name) for name in PUBLISHED} for sampling in (chat, completion)]
-    assert found[0] == found[1]
-    return found[0]
+    chat, completion = ({name: getattr(spec.sampling, name) for name in PUBLISHED} for spec in mesh.specs.values())
+    assert chat == completion
+    return chat
 
 
 async def test_a_request_has_what_it_gives_and_else_the_models(make_app: MakeApp, mesh: FakeMesh) -> None:

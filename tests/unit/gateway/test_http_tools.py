@@ -11,10 +11,9 @@ from openai.types.chat import ChatCompletionAllowedToolChoiceParam
 
 from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.apps import Encode, Fits, Http, Json, MakeApp, app_over, connect, data_of, openai_of
-from tests.unit.gateway.fake_mesh import CHAT, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
 
-CHATS = "/v1/chat/completions"
 FUNCTION: Json = {
     "name": "weather",
     "description": "The weather of a city.",

@@ -21,7 +21,7 @@ from spotwise.mesh.redis.keys import record_json
 from tests.fakes.memory import FakeClock
 from tests.fakes.memory_keys import MemoryKeys
 from tests.unit.gateway.apps import Json, MakeApp, connect
-from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 from tests.unit.gateway.limits import bearer, key, secret
 
 
@@ -92,7 +92,7 @@ async def test_the_first_key_of_all_has_its_limits_at_once(
         await keys.look()
         await store.put_key(key("acme", 1, KeyScope.READ), None)
         clock.advance(1.0)
-        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 403
+        assert (await client.post(CHATS, json=CHAT)).status_code == 403
 
 
 async def test_unknown_keys_cost_no_memory_and_few_looks(store: CountingKeys, clock: FakeClock) -> None:
@@ -251,7 +251,7 @@ async def test_a_key_reaches_what_its_scopes_name(
         assert (await client.get("/metrics")).status_code == statuses["metrics"]
         assert (await client.get("/health", headers={"Authorization": ""})).status_code == 200
         assert (await client.get("/v1/models")).status_code == statuses["models"]
-        refused = await client.post("/v1/chat/completions", json=CHAT)
+        refused = await client.post(CHATS, json=CHAT)
         assert refused.status_code == statuses["chat"]
         if refused.status_code == 403:
             assert refused.json()["error"]["code"] == "insufficient_permissions"

@@ -34,7 +34,7 @@ from tests.contracts.waiting import PATIENCE_S
 from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
 from tests.unit.gateway.apps import Http, MakeApp
 from tests.unit.gateway.certificates import IssuedFiles, TestAuthority
-from tests.unit.gateway.fake_mesh import CHAT, MODEL
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL
 from tests.unit.gateway.listening import config_of
 
 
@@ -219,9 +219,9 @@ async def test_an_answer_and_a_stream_over_tls(authority: TestAuthority, files: 
     """A client that trusts the authority reads both; plain HTTP, and one that does not trust it, get nothing."""
     async with served(ServerTls(files.certificate, files.key)) as server:
         async with over_tls(authority, server) as client:
-            answer = await client.post("/v1/chat/completions", json=CHAT)
+            answer = await client.post(CHATS, json=CHAT)
             assert answer.json()["choices"][0]["message"]["content"] == "Hello, world!"
-            streamed = await client.post("/v1/chat/completions", json=CHAT | {"stream": True})
+            streamed = await client.post(CHATS, json=CHAT | {"stream": True})
             assert streamed.text.endswith("data: [DONE]\n\n")
         async with httpx.AsyncClient(trust_env=False) as stranger:
             with pytest.raises(httpx.ConnectError):
@@ -309,10 +309,7 @@ def test_half_a_configuration_is_refused(model_dir: Path, given: dict[str, str])
 
 
 async def test_spotwise_chat_trusts_the_given_authority(
-    authority: TestAuthority,
-    files: IssuedFiles,
-    served: Serve,
-    monkeypatch: pytest.MonkeyPatch,
+    authority: TestAuthority, files: IssuedFiles, served: Serve, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By `--ca` or `SPOTWISE_CA_FILE`; without, it says what to give."""
     monkeypatch.delenv("SPOTWISE_CA_FILE", raising=False)

@@ -16,7 +16,7 @@ from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics, token_buckets
 from spotwise.gateway.mesh.store_watch import StoreWatch
 from tests.unit.gateway.apps import Http, Json, metric
-from tests.unit.gateway.fake_mesh import COMPLETION, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import COMPLETION, COMPLETIONS, MODEL, FakeMesh
 
 
 def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
@@ -107,9 +107,9 @@ async def test_a_request_is_a_prompt_with_all_its_choices(
     """A request's longest choice counts, and a failed request does not."""
     mesh.replies = {0: [5, 6, 7, 2], 1: [5, 2]}
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "stream": stream}
-    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
     mesh.fail_at = 1
-    await client.post("/v1/completions", json=body)
+    await client.post(COMPLETIONS, json=body)
 
     def value(name: str) -> float | None:
         return metric(registry, f"vllm:request_{name}")

@@ -16,7 +16,7 @@ from spotwise.http.event_loop import AT_ONCE, INLINE_BYTES, LARGE_BYTES, Effort,
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import PATIENCE_S, until
 from tests.unit.gateway.apps import MakeApp, connect
-from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 
 
 async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
@@ -130,7 +130,6 @@ async def test_a_crowd_of_one_owner_delays_others_by_a_turn(effort: Effort) -> N
         await asyncio.gather(*crowd)
 
 
-CHATS = "/v1/chat/completions"
 #: Requests of the key with slow grammars.
 CROWD = 12
 

@@ -22,7 +22,7 @@ from spotwise.http.errors import ApiError
 from spotwise.text.chat_text import ChatText
 from spotwise.text.message_forms import LISTED_CALLS, CallForm, Thinking, message_form
 from tests.unit.gateway.apps import Fits, Http, Json
-from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 
 CONTROL = ("<s>", "<|im_start|>", "<|im_end|>")
 MOST_TOKENS = 400
@@ -219,7 +219,7 @@ def test_a_control_token_in_a_tools_arguments_is_text(text: ChatText, tokenizer:
     ],
 )
 async def test_what_cannot_be_followed_is_refused(client: Http, outputs: Json, words: str) -> None:
-    response = await client.post("/v1/chat/completions", json=CHAT | {"structured_outputs": outputs})
+    response = await client.post(CHATS, json=CHAT | {"structured_outputs": outputs})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["code"] == "invalid_grammar" and words in error["message"] and "verbose" not in error["message"]

@@ -19,7 +19,7 @@ from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint, Ignor
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.gateway.schema.shared import SharedRequest
 from tests.unit.gateway.apps import Http, Json
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, PATHS, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, PATHS, FakeMesh
 
 MODELS: dict[Endpoint, type[SharedRequest]] = {
     Endpoint.CHAT: ChatRequest,
@@ -146,7 +146,7 @@ async def test_a_number_is_no_switch(client: Http, endpoint: Endpoint) -> None:
 @pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_regex", "structured_outputs"])
 async def test_empty_values_of_constraints_are_requests(client: Http, name: str, value: Any) -> None:
     """To vLLM `{}` is a schema and `[]` a choice among nothing."""
-    response = await client.post("/v1/chat/completions", json=CHAT | {name: value})
+    response = await client.post(CHATS, json=CHAT | {name: value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
@@ -205,5 +205,5 @@ async def test_members_of_stream_options(client: Http) -> None:
         ({"continuous_usage_stats": 1}, 400),
         ({"resumable": "true"}, 400),
     ):
-        response = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "stream_options": members})
+        response = await client.post(COMPLETIONS, json=COMPLETION | {"stream": True, "stream_options": members})
         assert response.status_code == status, response.text

@@ -26,12 +26,12 @@ from spotwise.gateway.schema.shared import parse_request
 from spotwise.http.errors import ApiError
 from spotwise.http.late_answers import LateAnswer, LateAnswers
 from tests.unit.gateway.apps import Http, Json, connect
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, MODEL, RESPONSE
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, EMBEDDING, MODEL, RESPONSE
 
 MESSAGES = {"model": MODEL, "max_tokens": 1, "messages": [{"role": "user", "content": "Hi"}]}
 BODIES: dict[str, tuple[type[BaseModel], Json]] = {
-    "/v1/chat/completions": (ChatRequest, CHAT),
-    "/v1/completions": (CompletionRequest, COMPLETION),
+    CHATS: (ChatRequest, CHAT),
+    COMPLETIONS: (CompletionRequest, COMPLETION),
     "/v1/responses": (ResponsesRequest, RESPONSE),
     "/v1/messages": (ChatRequest, MESSAGES),
     "/v1/messages/count_tokens": (ChatRequest, MESSAGES),
@@ -90,11 +90,11 @@ async def test_no_wrong_member_keeps_a_frame(client: Http, path: str) -> None:
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", COMPLETION | {"stop": ["x" * 5000]}),
-        ("/v1/completions", COMPLETION | {"stop": ["x" * 1_000_000]}),
-        ("/v1/completions", COMPLETION | {"prompt": "the fox " * 100_000}),
-        ("/v1/completions", COMPLETION | {"structured_outputs": {"regex": "(a|b"}}),
-        ("/v1/chat/completions", CHAT | {"model": "m" * 100_000}),
+        (COMPLETIONS, COMPLETION | {"stop": ["x" * 5000]}),
+        (COMPLETIONS, COMPLETION | {"stop": ["x" * 1_000_000]}),
+        (COMPLETIONS, COMPLETION | {"prompt": "the fox " * 100_000}),
+        (COMPLETIONS, COMPLETION | {"structured_outputs": {"regex": "(a|b"}}),
+        (CHATS, CHAT | {"model": "m" * 100_000}),
         ("/v1/messages/count_tokens", MESSAGES | {"messages": [{"role": "user", "content": "the fox " * 50_000}]}),
     ],
 )

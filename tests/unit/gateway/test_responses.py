@@ -131,7 +131,7 @@ async def test_events_tell_the_whole_response(
     """Numbered without a gap, each item from its beginning to its end; the last has what the answer has that is no stream."""
     mesh.reply, mesh.batch_tokens = [*encode(THOUGHT), 2], batch_tokens
     async with thinking.responses.stream(**HI, tools=[FLAT_TOOL], include=["message.output_text.logprobs"]) as stream:
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
         final = await stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -142,11 +142,7 @@ async def test_events_tell_the_whole_response(
     assert begun == ended == [item.id for item in final.output]
     said: dict[str, str] = {}
     for event in events:
-        if event.type in (
-            "response.output_text.delta",
-            "response.reasoning_text.delta",
-            "response.function_call_arguments.delta",
-        ):
+        if event.type.endswith(".delta"):
             said[event.item_id] = said.get(event.item_id, "") + event.delta
         elif event.type in ("response.output_text.done", "response.reasoning_text.done"):
             assert said[event.item_id] == event.text
@@ -249,14 +245,19 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         await api.responses.create(**HI, stream=True)
 
 
+IMAGE = {"type": "input_image", "image_url": "x"}
+
+
+def allowing(tool: Json) -> Json:
+    """A request with one tool, which allows another one alone."""
+    return {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [tool]}}
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input.0.message.content",
-        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.message.content"),
         ({"input": []}, "input"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input.0.function_call.arguments"),
         ({"input": "refuse"}, "input"),
@@ -269,24 +270,8 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         ({"tools": [FLAT_TOOL, FLAT_TOOL]}, "tools"),
         ({"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [FLAT_TOOL],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "other"}],
-                },
-            },
-            "tool_choice",
-        ),
-        (
-            {
-                "tools": [FLAT_TOOL],
-                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "image_generation"}]},
-            },
-            "tool_choice",
-        ),
+        (allowing({"type": "function", "name": "other"}), "tool_choice"),
+        (allowing({"type": "image_generation"}), "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format.schema"),
         ({"text": {"verbosity": 3}}, "text.verbosity"),

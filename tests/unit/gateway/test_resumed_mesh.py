@@ -20,11 +20,10 @@ from spotwise.text.chat_text import ChatText
 from spotwise.wire import subjects
 from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import MemoryStore
-from tests.unit.gateway.fake_mesh import CHAT
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 from tests.unit.gateway.gateways import Gateways, gateways_in_memory
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app, request_id_of
 
-CHATS = "/v1/chat/completions"
 SCORED = CHAT | {
     "stream": True,
     "max_tokens": 40,
@@ -134,7 +133,6 @@ async def _none_received(mesh: Gateways, request_id: str) -> bool | None:
     return None if any(each.stage == "received" for each in ledger) else True
 
 
-CHATS = "/v1/chat/completions"
 BODY = CHAT | {"stream": True, "max_tokens": 180, "return_token_ids": True, "ignore_eos": True, "seed": 9}
 KEY = {"Idempotency-Key": "k"}
 

@@ -11,13 +11,12 @@ from spotwise.core.gateway.kept_request import process_of
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.unit.gateway.apps import Encode, Json
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, MODEL
 from tests.unit.gateway.keeping_mesh import Client, Event, KeepingMesh, content, keeping_app, request_id_of
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
 
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 RESUMABLE = {"X-Spotwise-Resumable": "true"}
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 #: Endpoints and bodies with all that an event may hold.
 BODIES: dict[str, tuple[str, Json]] = {

@@ -17,7 +17,7 @@ from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryStore
 from tests.unit.gateway.apps import Encode, openai_of
-from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
 from tests.unit.gateway.test_resumed_streams import RESPONSE_STREAM, RESPONSES
@@ -217,7 +217,7 @@ async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatTe
     """Not a request to another endpoint, nor another caller's."""
     app = keeping_app(mesh, text, api_keys=(ApiKey("mine"), ApiKey("other")))
     resumable = {"X-Spotwise-Resumable": "true", "Authorization": "Bearer mine"}
-    chat = await Client(app, "POST", "/v1/chat/completions", CHAT, resumable).answer()
+    chat = await Client(app, "POST", CHATS, CHAT, resumable).answer()
     response = await Client(app, "POST", RESPONSES, HI | {"store": False}, resumable).answer()
     for request_id, key in ((chat["id"], "mine"), (response["id"], "other")):
         refused = Client(app, "DELETE", f"{RESPONSES}/{request_id}", None, {"Authorization": f"Bearer {key}"})

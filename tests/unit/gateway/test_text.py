@@ -15,7 +15,7 @@ from spotwise.text.chat_template import ChatTemplateError
 from spotwise.text.chat_text import ChatText, ModelTextError
 from spotwise.text.prompt_encoder import PromptEncoder, PromptTooLongError
 from tests.unit.gateway.apps import Encode, with_template
-from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
+from tests.unit.gateway.fake_mesh import COMPLETIONS, CONTEXT_LENGTH
 
 
 @pytest.mark.parametrize("part_characters", [7, 100, 10_000])
@@ -78,7 +78,7 @@ def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     base = ChatText.load(folder)
     assert not base.template.source
-    with pytest.raises(ChatTemplateError, match="/v1/completions"):
+    with pytest.raises(ChatTemplateError, match=COMPLETIONS):
         base.template.render([{"role": "user", "content": "Hi"}], True, False)
 
 

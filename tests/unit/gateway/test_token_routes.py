@@ -9,7 +9,7 @@ from tokenizers import Tokenizer
 
 from spotwise.gateway.access.auth import ApiKey
 from tests.unit.gateway.apps import Http, Json, MakeApp, connect
-from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHATS, CONTEXT_LENGTH, MODEL, FakeMesh
 
 CHAT = [{"role": "user", "content": "Hello, world!"}]
 
@@ -42,7 +42,7 @@ async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: Http, m
     """However its template ends; the template writes its own special tokens, unless the tokenizer's are asked for."""
     for options in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}):
         answer = await posted(client, "/tokenize", messages=CHAT, **options)
-        await posted(client, "/v1/chat/completions", model=MODEL, messages=CHAT, **options)
+        await posted(client, CHATS, model=MODEL, messages=CHAT, **options)
         assert tuple(answer["tokens"]) == [*mesh.specs.values()][-1].prompt_token_ids
     special = await posted(client, "/tokenize", messages=CHAT, add_special_tokens=True, continue_final_message=True)
     assert special["tokens"] == [0, *answer["tokens"]]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.apps import Http, Json, app_over, connect, with_template
+from tests.unit.gateway.apps import Json, app_over, connect, with_template
 from tests.unit.gateway.fake_mesh import CHAT, CHATS, FakeMesh
 
 CALLS = "{% for call in m.tool_calls %}[{{ call.function.name }} {{ call.function.arguments | tojson }}]{% endfor %}"
@@ -117,23 +117,6 @@ async def test_no_calls_are_no_calls(prompt_of: Chat) -> None:
     for none in nothing:
         messages = conversation(content="Rain.", tool_calls=none, function_call=None)
         assert "assistant:Rain.;" in await prompt_of(TEMPLATES["looks for the key"], messages)
-
-
-@pytest.mark.parametrize(
-    ("call", "param"),
-    [
-        ({"id": "1", "type": "function"}, "messages.1.tool_calls.0.function"),
-        ({"id": "1", "type": "custom", "custom": {"name": "x", "input": ""}}, "messages.1.tool_calls.0.function"),
-        ({"function": {"arguments": "{}"}}, "messages.1.tool_calls.0.function.name"),
-        ({"function": {"name": 5}}, "messages.1.tool_calls.0.function.name"),
-        ({"function": {"name": "f", "arguments": 5}}, "messages.1.tool_calls.0.function.arguments"),
-        ("f", "messages.1.tool_calls.0"),
-    ],
-)
-async def test_malformed_calls_are_named(client: Http, call: Any, param: str) -> None:
-    messages = conversation(content=None, tool_calls=[call])
-    response = await client.post("/v1/chat/completions", json=CHAT | {"messages": messages})
-    assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
 @pytest.mark.parametrize(

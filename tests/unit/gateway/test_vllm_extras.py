@@ -14,7 +14,7 @@ from spotwise.text import prompt_encoder
 from spotwise.text.prompt_encoder import Truncation
 from tests.unit.gateway.apps import Encode, Http, Json
 from tests.unit.gateway.conftest import SENTENCES
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, MODEL, FakeMesh
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, CONTEXT_LENGTH, MODEL, FakeMesh
 from tests.unit.gateway.test_http_streams import stream
 
 ALTERNATIVES = {"300": (-1.0, 1), "301": (-2.0, 2)}
@@ -81,15 +81,6 @@ async def test_without_them_an_answer_has_none(client: Http, mesh: FakeMesh) -> 
     assert mesh.spec.sampling.prompt_logprobs is None
 
 
-@pytest.mark.parametrize(
-    "options", [{"prompt_logprobs": 21}, {"prompt_logprobs": -1}, {"prompt_logprobs": 1, "stream": True}]
-)
-async def test_what_is_not_given_is_refused(client: Http, options: Json) -> None:
-    for path, body in (("chat/completions", CHAT), ("completions", COMPLETION)):
-        answer = await client.post(f"/v1/{path}", json=body | options)
-        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
-
-
 WORDS = " ".join(SENTENCES)
 MESSAGES = [{"role": "user", "content": WORDS}]
 
@@ -138,25 +129,9 @@ async def test_as_many_as_fit_leave_room_for_the_answer(client: Http, mesh: Fake
 async def test_an_echo_is_of_what_was_read(client: Http, encode: Encode) -> None:
     """Not of what was sent."""
     body = {"model": MODEL, "prompt": "the quick brown fox", "truncate_prompt_tokens": 3, "echo": True, "max_tokens": 0}
-    answer = await client.post("/v1/completions", json=body)
+    answer = await client.post(COMPLETIONS, json=body)
     assert "the quick brown fox".endswith(answer.json()["choices"][0]["text"])
     assert answer.json()["usage"]["prompt_tokens"] == 3
-
-
-@pytest.mark.parametrize(
-    ("given_values", "param"),
-    [
-        ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": -2}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": CONTEXT_LENGTH + 1}, "truncate_prompt_tokens"),
-        ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "truncation_side"),
-        ({"truncate_prompt_tokens": CONTEXT_LENGTH, "prompt": WORDS * 50}, "prompt"),
-    ],
-)
-async def test_what_makes_no_prompt_is_refused(client: Http, given_values: Json, param: str) -> None:
-    """With the parameter at fault; a prompt that fills the context leaves no room for an answer."""
-    answer = await client.post("/v1/completions", json={"model": MODEL, "prompt": "hi", **given_values})
-    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
 @given(
@@ -178,7 +153,7 @@ def test_of_a_long_text_only_a_part_is_tokenized(
 
 
 USAGE = {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
-BOTH = [("/v1/chat/completions", CHAT), ("/v1/completions", COMPLETION)]
+BOTH = [(CHATS, CHAT), (COMPLETIONS, COMPLETION)]
 
 
 @pytest.mark.parametrize(("path", "body"), BOTH)
@@ -211,14 +186,14 @@ async def test_log_probabilities_name_tokens_by_their_ids(client: Http, mesh: Fa
     """In completions and chats, whole and streamed, the alternatives included; the text stays text."""
     ids = [f"token_id:{token_id}" for token_id in mesh.reply]
     asked = {"return_tokens_as_token_ids": True}
-    answer = (await client.post("/v1/completions", json=COMPLETION | asked | {"logprobs": 2})).json()
+    answer = (await client.post(COMPLETIONS, json=COMPLETION | asked | {"logprobs": 2})).json()
     (choice,) = answer["choices"]
     assert choice["logprobs"]["tokens"] == ids
     assert all(re.fullmatch(r"token_id:\d+", name) for top in choice["logprobs"]["top_logprobs"] for name in top)
     assert "Hello" in choice["text"]
     body = CHAT | asked | {"logprobs": True, "top_logprobs": 2}
-    content = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"]["content"]
-    chunks = await stream(client, "/v1/chat/completions", body)
+    content = (await client.post(CHATS, json=body)).json()["choices"][0]["logprobs"]["content"]
+    chunks = await stream(client, CHATS, body)
     streamed = [
         token
         for chunk in chunks
@@ -228,5 +203,5 @@ async def test_log_probabilities_name_tokens_by_their_ids(client: Http, mesh: Fa
     for tokens in (content, streamed):
         assert [token["token"] for token in tokens] == ids
         assert all(each["token"].startswith("token_id:3") for token in tokens for each in token["top_logprobs"])
-    spelled = (await client.post("/v1/completions", json=COMPLETION | {"logprobs": 0})).json()["choices"][0]
+    spelled = (await client.post(COMPLETIONS, json=COMPLETION | {"logprobs": 0})).json()["choices"][0]
     assert "token_id" not in str(spelled["logprobs"]["tokens"])
