@@ -17,7 +17,7 @@ from spotwise.core.gateway.keeping import KeepingRole
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.core.requests.request import FinishReason
-from spotwise.gateway.access.auth import ApiKey
+from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -125,14 +125,15 @@ def keeping_app(
     text: ChatText,
     name: str = "g0",
     resume_s: float = 30.0,
-    api_keys: Iterable[ApiKey] = (),
+    access: ApiAccess | None = None,
+    metrics: GatewayMetrics | None = None,
     **options: Any,
 ) -> FastAPI:
     """The API of one gateway; `options`: of its `ApiOptions`."""
-    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+    metrics = metrics or GatewayMetrics(CollectorRegistry(), MODEL)
     keep = keeper(mesh, metrics, KeepingLimits(name, resume_s=resume_s))
     stored = storing(mesh.store)
-    return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, open_to(api_keys), keep, stored=stored)
+    return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, access or open_to(), keep, stored=stored)
 
 
 def storing(store: MemoryStore) -> StoredResponses:

@@ -10,7 +10,7 @@ from spotwise.gateway.access.auth import parse_api_keys
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
-from tests.unit.gateway.apps import Encode, Json
+from tests.unit.gateway.apps import Encode, Json, open_to
 from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
 
@@ -107,7 +107,7 @@ async def test_a_request_is_its_callers_own(text: ChatText, tokens: list[int]) -
     The same `Idempotency-Key` of another caller is another request. Keys without names are apart, too.
     """
     mesh = KeepingMesh(tokens)
-    app = keeping_app(mesh, text, api_keys=KEYS)
+    app = keeping_app(mesh, text, access=open_to(KEYS))
     for own, other in (("alpha", "beta"), ("gamma", "delta")):
         client = Client(app, "POST", CHATS, CHAT | {"stream": True}, KEY | by(own))
         events = await client.events()

@@ -17,6 +17,7 @@ USER = {"role": "user", "content": "Hi"}
 H = 42
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
+NO_TEXTS: tuple[Any, ...] = (7, [], {})
 NUMBERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "temperature", "top_p")
 
 SHARED: list[tuple[Json, str, str]] = [
@@ -53,7 +54,7 @@ SHARED: list[tuple[Json, str, str]] = [
     ({"stop": ["a", 1]}, "stop", "invalid_value"),
     ({"stop": ["a"] * 17}, "stop", "invalid_value"),
     *(({"cache_salt": each}, "cache_salt", "invalid_value") for each in ("", "x" * 1025)),
-    *(({"cache_salt": each}, "cache_salt", "invalid_type") for each in (7, [], {})),
+    *(({"cache_salt": each}, "cache_salt", "invalid_type") for each in NO_TEXTS),
     *(({"truncate_prompt_tokens": each}, "truncate_prompt_tokens", "invalid_value") for each in (0, -2, 257)),
     ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "truncation_side", "invalid_value"),
     *(({"prompt_logprobs": each}, "prompt_logprobs", "invalid_value") for each in (21, -1)),

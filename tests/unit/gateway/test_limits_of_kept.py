@@ -15,18 +15,15 @@ from prometheus_client import CollectorRegistry
 from spotwise.core.access.quotas import KeyAdmission, KeyLimits
 from spotwise.core.access.store_budget import Room, StoreBudget
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.resume.ports import KeepingLimits
-from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.fakes.memory_keys import MemoryKeys
-from tests.unit.gateway.apps import Encode
+from tests.unit.gateway.apps import Encode, metric
 from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL
-from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeper, request_id_of
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app, request_id_of
 from tests.unit.gateway.limits import BEGIN_S, Limited, bearer, limited
 
 AUTH = bearer(1)
@@ -71,9 +68,7 @@ def start(text: ChatText) -> Callable[..., Any]:
     ) -> LimitedGateway:
         books = await limited(store or MemoryKeys(clock), clock, limits, name)
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        keep = keeper(mesh, metrics, KeepingLimits(name))
-        app = create_app(mesh, text, ApiOptions(MODEL), metrics, books.access, keep)
-        return LimitedGateway(app, mesh, metrics, books)
+        return LimitedGateway(keeping_app(mesh, text, name, access=books.access, metrics=metrics), mesh, metrics, books)
 
     return gateway
 
@@ -172,12 +167,6 @@ async def test_a_repeated_key_finds_its_request_though_a_limit_is_full(start: An
     await asyncio.gather(client.events(), again.events())
 
 
-def not_kept(gateway: LimitedGateway) -> float | None:
-    """How many requests were answered, and not kept."""
-    labels = {"model_name": MODEL, "of": "requests"}
-    return gateway.metrics.registry.get_sample_value("spotwise_not_kept_total", labels)
-
-
 async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     """While what runs fills its share a caller's next resumable request is refused, and others are served without being kept;
     what has ended makes room.
@@ -193,7 +182,7 @@ async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     unkept = gateway.client(body, AUTH)
     await unkept.event()
     assert unkept.headers["x-spotwise-warning"] == "not kept; ignored: x"
-    assert not_kept(gateway) == 1
+    assert metric(gateway.metrics.registry, "spotwise_not_kept_total", of="requests") == 1
     mesh.go.set()
     assert (await unkept.events())[-1].data is None
     assert (await first.events())[-1].data is None

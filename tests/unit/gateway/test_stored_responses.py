@@ -16,7 +16,7 @@ from spotwise.mesh.ports.ports import MeshError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryStore
-from tests.unit.gateway.apps import Encode, openai_of
+from tests.unit.gateway.apps import Encode, open_to, openai_of
 from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
@@ -43,7 +43,7 @@ def api(mesh: KeepingMesh, text: ChatText) -> AsyncOpenAI:
 
 def api_of(mesh: KeepingMesh, text: ChatText, key: str, name: str = "g0") -> AsyncOpenAI:
     """A caller with a key, at a gateway of that name."""
-    return openai_of(keeping_app(mesh, text, name, api_keys=(ApiKey("mine"), ApiKey("other"))), key)
+    return openai_of(keeping_app(mesh, text, name, access=open_to((ApiKey("mine"), ApiKey("other")))), key)
 
 
 def prompts(mesh: KeepingMesh, text: ChatText) -> list[str]:
@@ -215,7 +215,7 @@ async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
 
 async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatText) -> None:
     """Not a request to another endpoint, nor another caller's."""
-    app = keeping_app(mesh, text, api_keys=(ApiKey("mine"), ApiKey("other")))
+    app = keeping_app(mesh, text, access=open_to((ApiKey("mine"), ApiKey("other"))))
     resumable = {"X-Spotwise-Resumable": "true", "Authorization": "Bearer mine"}
     chat = await Client(app, "POST", CHATS, CHAT, resumable).answer()
     response = await Client(app, "POST", RESPONSES, HI | {"store": False}, resumable).answer()
