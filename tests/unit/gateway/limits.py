@@ -20,7 +20,6 @@ BEGIN_S = 1_700_000_000.0 // 86_400 * 86_400
 
 
 def secret(number: int) -> bytes:
-    """The secret of that number."""
     return secret_of(base64.urlsafe_b64encode(bytes([number]) * 32).rstrip(b"=").decode()).encode()
 
 

@@ -29,7 +29,6 @@ def test_pieces_of_a_text_join_to_it_without_replacement_characters(text: ChatTe
 def test_pieces_of_any_tokens_join_to_their_decoding(
     text: ChatText, model_dir_tokenizer: Tokenizer, token_ids: list[int], skip: bool
 ) -> None:
-    """The joined pieces equal the decoded text, also with invalid bytes, special tokens and unknown ids."""
     pieces = pieces_of(text.detokenizer(skip), token_ids)
     assert "".join(pieces) == model_dir_tokenizer.decode(token_ids, skip_special_tokens=skip)
 
@@ -42,7 +41,6 @@ def test_an_emoji_is_given_with_its_last_byte(text: ChatText, model_dir_tokenize
 
 
 def test_an_unfinished_character_is_sent_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
-    """An unfinished character appears as the replacement character, and only at the end of the text."""
     first_byte = model_dir_tokenizer.token_to_id("ð")
     assert pieces_of(text.detokenizer(), [first_byte]) == ["", "\ufffd"]
 
@@ -114,7 +112,6 @@ def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | Non
 
 @given(st.lists(SMALL_TEXTS, max_size=8), STOPS, st.booleans())
 def test_any_split_gives_what_find_gives_on_the_whole(pieces: list[str], stops: list[str], include: bool) -> None:
-    """The result depends on the text alone, however it is cut."""
     assert scan(pieces, stops, include) == expected("".join(pieces), stops, include)
 
 

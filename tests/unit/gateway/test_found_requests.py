@@ -20,7 +20,6 @@ KEYS = parse_api_keys("acme:alpha,other:beta,gamma,delta")
 
 @pytest.fixture
 def tokens(encode: Encode) -> list[int]:
-    """A short answer."""
     return [*encode("Hello, world!"), 2]
 
 
@@ -97,7 +96,6 @@ async def test_a_refused_request_is_tried_again(text: ChatText, tokens: list[int
 
 @pytest.mark.parametrize("key", ["x" * 256, "two words"])
 async def test_odd_keys_are_refused(text: ChatText, key: str) -> None:
-    """400, with a code."""
     client = Client(keeping_app(KeepingMesh([2]), text), "POST", CHATS, CHAT, {"Idempotency-Key": key})
     assert (await client.answer())["error"]["code"] == "invalid_idempotency_key"
 

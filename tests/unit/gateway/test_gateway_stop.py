@@ -4,17 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import json
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
 
 from spotwise.http.limits import HttpLimits
+from spotwise.text.chat_text import ChatText
 from tests.unit.gateway.apps import Json, MakeApp
-from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
+from tests.unit.gateway.fake_mesh import (
+    CHAT,
+    CHATS,
+    COMPLETION,
+    COMPLETIONS,
+    EMBEDDING,
+    EMBEDDINGS,
+    MESSAGE,
+    RESPONSE,
+    FakeMesh,
+)
+from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening, post
 
-MESSAGE: Json = {**CHAT, "max_tokens": 8}
 #: Requests that the mesh leaves without a token.
 WAITING: list[tuple[str, Json]] = [
     (CHATS, CHAT),
@@ -70,24 +80,15 @@ async def test_a_stream_that_has_begun_is_cut(make_app: MakeApp, mesh: FakeMesh,
 
 
 @pytest.mark.parametrize("path", [CHATS, "/v1/messages"])
-async def test_what_ends_in_time_is_answered(make_app: MakeApp, mesh: FakeMesh, path: str) -> None:
-    entered, go = asyncio.Event(), asyncio.Event()
-    generate = mesh.generate
-
-    async def held(*arguments: Any) -> Any:
-        entered.set()
-        await go.wait()
-        async for item in generate(*arguments):
-            yield item
-
-    mesh.generate = held  # type: ignore[method-assign, assignment]
-    async with listening(make_app(), HttpLimits()) as server:
+async def test_what_ends_in_time_is_answered(text: ChatText, mesh: FakeMesh, path: str) -> None:
+    keeping = KeepingMesh(mesh.reply, hang_at=0)
+    async with listening(keeping_app(keeping, text), HttpLimits()) as server:
         client = await server.connect()
         await client.send(post(path, json.dumps(MESSAGE).encode()))
-        await entered.wait()
+        await asyncio.wait_for(keeping.hung.get(), 30)
         server.server.should_exit = True
         await asyncio.sleep(0.2)
-        go.set()
+        keeping.go.set()
         head, _ = await client.answer()
     assert head.startswith(b"http/1.1 200")
 

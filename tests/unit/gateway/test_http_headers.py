@@ -22,7 +22,6 @@ ORIGIN = "https://chat.example"
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_the_clients_request_id_is_the_answers(client: Http, mesh: FakeMesh, stream: bool) -> None:
-    """The client's request id is in the answer's header and in the request to the mesh."""
     body = COMPLETION | {"stream": stream}
     response = await client.post(COMPLETIONS, json=body, headers={"X-Request-Id": "trace/42:a=b"})
     assert response.headers.get_list("x-request-id") == ["trace/42:a=b"]

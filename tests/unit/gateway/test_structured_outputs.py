@@ -263,7 +263,6 @@ ODD = '{"a": ' + 5000 * "7" + ', "b": "\\ud800"}'
 
 
 async def last_choice(client: Http, path: str, body: Json, *, stream: bool) -> Json:
-    """Return the choice as it ends."""
     response = await client.post(path, json=body | {"stream": stream})
     assert response.status_code == 200, response.text
     last: Json = data_of(response.text)[-1] if stream else response.json()

@@ -85,7 +85,6 @@ class TestTenant:
 
     @pytest.mark.parametrize(("path", "body"), BOTH.items())
     async def test_it_goes_with_every_sequence(self, make_app: MakeApp, mesh: FakeMesh, path: str, body: Json) -> None:
-        """Every sequence has the tenant of its key or user, and the key itself is in none."""
         app = make_app(api_keys=(ApiKey("key-1", "acme"), ApiKey("key-2")))
         for key, user, tenant in (("key-1", "bob", "acme"), ("key-2", "bob", "user:bob"), ("key-2", None, "")):
             mesh.specs.clear()

@@ -51,7 +51,6 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
 
 
 def test_final_message_can_be_left_open(text: ChatText) -> None:
-    """`continue_final_message` ends the prompt inside the last message."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
     rendered = text.template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered.endswith("<|im_start|>assistant\nWell,")

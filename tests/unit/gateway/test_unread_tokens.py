@@ -22,12 +22,10 @@ from tests.unit.gateway.keeping_mesh import Client
 
 @pytest.fixture
 def stream() -> TokenStream:
-    """A stream without a reader yet."""
     return TokenStream("r", SequenceSpec((1,), SamplingParams(), StopCriteria(8)), 0.0)
 
 
 def tokens(*ids: int, reason: FinishReason | None = None, cached: int = 0) -> GeneratedTokens:
-    """Return a batch of tokens."""
     return GeneratedTokens(tuple(SampledToken("r", token_id) for token_id in ids), reason, cached)
 
 

@@ -44,7 +44,6 @@ async def test_a_chat_has_them_once(client: Http, mesh: FakeMesh) -> None:
 
 
 async def test_a_completions_choices_have_those_of_their_prompts(client: Http, mesh: FakeMesh) -> None:
-    """Which may differ."""
     body = COMPLETION | {"prompt": ["Hello", "the quick fox"], "prompt_logprobs": 2}
     answer = await answered(client, "completions", body)
     for choice in answer["choices"]:
@@ -127,7 +126,6 @@ async def test_as_many_as_fit_leave_room_for_the_answer(client: Http, mesh: Fake
 
 
 async def test_an_echo_is_of_what_was_read(client: Http, encode: Encode) -> None:
-    """Not of what was sent."""
     body = {"model": MODEL, "prompt": "the quick brown fox", "truncate_prompt_tokens": 3, "echo": True, "max_tokens": 0}
     answer = await client.post(COMPLETIONS, json=body)
     assert "the quick brown fox".endswith(answer.json()["choices"][0]["text"])
