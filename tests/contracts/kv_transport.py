@@ -90,6 +90,13 @@ class StartPeer(Protocol):
         """Return it, listening, over a memory of this kind."""
 
 
+async def a_pair(peer: StartPeer, *block_ids: int) -> tuple[Peer, Peer]:
+    """Start a sender, and a receiver that expects the first attempt in these blocks."""
+    sender, receiver = await peer("p", 1), await peer("t", 2)
+    receiver.transport.expect("r", 1, block_ids)
+    return sender, receiver
+
+
 class KvTransportContract:
     """Subclasses have a fixture `make`: makes transports that reach one another."""
 
@@ -144,8 +151,7 @@ class KvTransportContract:
         assert receiver.handoffs == [KvHandoff(*expected, 20, 5)]
 
     async def test_a_window_is_good_for_one_push(self, peer: StartPeer) -> None:
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1, 2))
+        sender, receiver = await a_pair(peer, 1, 2)
         await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
         after = receiver.memory.cells.copy()
         with pytest.raises(KvTransferError, match="no reservation"):
@@ -155,8 +161,7 @@ class KvTransportContract:
 
     async def test_what_is_forgotten_while_it_is_pushed_is_refused(self, peer: StartPeer) -> None:
         """From `forget` on not a byte is written; forgetting again changes nothing."""
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1, 2))
+        sender, receiver = await a_pair(peer, 1, 2)
         before = receiver.memory.cells.copy()
         pushing = asyncio.create_task(sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2)))
         receiver.transport.forget("r")
@@ -167,8 +172,7 @@ class KvTransportContract:
         assert receiver.handoffs == []
 
     async def test_a_later_attempt_takes_the_window_over(self, peer: StartPeer) -> None:
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1, 2))
+        sender, receiver = await a_pair(peer, 1, 2)
         receiver.transport.expect("r", 2, (7, 8))
         with pytest.raises(KvTransferError, match="a later attempt"):
             await sender.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
@@ -233,8 +237,7 @@ class KvTransportContract:
 
     async def test_a_hand_off_may_leave_as_it_is_written(self, peer: StartPeer) -> None:
         """Chunks may leave layer by layer and block by block; what arrives is the KV at the time it was reported as written."""
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (9, 2, 5))
+        sender, receiver = await a_pair(peer, 9, 2, 5)
         final = sender.memory.cells[:, (4, 7)].copy()
         sender.memory.cells[:, (4, 7)] = 0
         push = sender.transport.open_push(receiver.target(9, 2, 5), KvSource("r", 1, (4, 7), 40, 0))
@@ -253,8 +256,7 @@ class KvTransportContract:
 
     async def test_a_push_may_grow_until_its_commit(self, peer: StartPeer) -> None:
         """The blocks of a sequence that decodes on: the full ones leave at once, the others with the commit."""
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (9, 2, 5, 8))
+        sender, receiver = await a_pair(peer, 9, 2, 5, 8)
         push = sender.transport.open_push(receiver.target(9, 2, 5, 8), KvSource("r", 1, (4, 7), 40, 0))
         push.wrote(LAYERS, 1)
         await push.caught_up()
@@ -271,8 +273,7 @@ class KvTransportContract:
         self, peer: StartPeer, block_ids: tuple[int, ...]
     ) -> None:
         """Anything else is the caller's mistake, and hands nothing over."""
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (9, 2, 5))
+        sender, receiver = await a_pair(peer, 9, 2, 5)
         push = sender.transport.open_push(receiver.target(9, 2, 5), KvSource("r", 1, (4, 7), 40, 0))
         with pytest.raises(ValueError, match="blocks"):
             push.commit(HANDOFF, block_ids)
@@ -282,8 +283,7 @@ class KvTransportContract:
         assert receiver.handoffs == []
 
     async def test_what_is_not_all_written_is_not_committed(self, peer: StartPeer) -> None:
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1, 2))
+        sender, receiver = await a_pair(peer, 1, 2)
         push = sender.transport.open_push(receiver.target(1, 2), KvSource("r", 1, (4, 7), 40, 0))
         push.wrote(LAYERS - 1, 2)
         push.wrote(LAYERS, 1)
@@ -300,8 +300,7 @@ class KvTransportContract:
 
         Idempotent.
         """
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1, 2))
+        sender, receiver = await a_pair(peer, 1, 2)
         push = sender.transport.open_push(receiver.target(1, 2), KvSource("r", 1, (4, 7), 40, 0))
         if layers:
             push.wrote(layers, 2)
@@ -326,8 +325,7 @@ class KvTransportContract:
 
     async def test_a_worker_that_left_cannot_be_reached(self, peer: StartPeer) -> None:
         """The error names its address; closing twice is closing; a closed transport pushes no more."""
-        sender, receiver = await peer("p", 1), await peer("t", 2)
-        receiver.transport.expect("r", 1, (1,))
+        sender, receiver = await a_pair(peer, 1)
         target = receiver.target(1)
         await receiver.transport.close()
         await receiver.transport.close()

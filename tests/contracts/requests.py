@@ -32,6 +32,19 @@ def chunk(tokens: bytes, first: int, count: int = 1) -> KeptTokens:
     return KeptTokens("chatcmpl-1", OWNER, 0, first, count, tokens)
 
 
+async def found(store: MeshStore, request_id: str) -> KeptState:
+    kept = await store.get_request(request_id)
+    assert kept is not None
+    return kept
+
+
+async def taken_by(store: MeshStore, process: str) -> KeptState:
+    """Let a gateway's process take the first request."""
+    taken = await store.take_request("chatcmpl-1", process)
+    assert taken is not None
+    return taken
+
+
 class RequestStoreContract:
     """Subclasses have a fixture `store`: empty, closed when the test ends."""
 
@@ -43,8 +56,7 @@ class RequestStoreContract:
         assert await store.keep_request(FORM, OWNER) is RoomVerdict.KEPT
         assert await store.save_tokens([chunk(b"a\n\x00\xff", 0)]) == [1]
         assert await store.save_tokens([KeptTokens("chatcmpl-1", OWNER), chunk(b"b", 1, 3)]) == [1, 4]
-        kept = await store.get_request("chatcmpl-1")
-        assert kept is not None
+        kept = await found(store, "chatcmpl-1")
         assert (kept.request, kept.owner, kept.ending, kept.chunks) == (FORM, OWNER, None, (b"a\n\x00\xff", b"b"))
 
     async def test_what_is_not_kept_is_none(self, store: MeshStore) -> None:
@@ -76,8 +88,7 @@ class RequestStoreContract:
         await store.keep_request(other, OWNER)
         assert await store.end_request(other, OWNER, failure, 60.0)
         assert await store.keep_request(replace(other, request_id="chatcmpl-4"), LATER) is RoomVerdict.KEPT
-        kept = await store.get_request("chatcmpl-3")
-        assert kept is not None
+        kept = await found(store, "chatcmpl-3")
         assert kept.ending == failure
 
     async def test_the_former_owner_writes_nothing(self, store: MeshStore) -> None:
@@ -86,8 +97,7 @@ class RequestStoreContract:
         await store.keep_request(FORM, OWNER)
         assert await store.put_owned_record(record, OWNER)
         await store.save_tokens([chunk(b"a", 0)])
-        taken = await store.take_request("chatcmpl-1", "g1/1")
-        assert taken is not None
+        taken = await taken_by(store, "g1/1")
         assert (process_of(taken.owner), taken.chunks) == ("g1/1", (b"a",))
         newer = replace(record, epoch=record.epoch + 1)
         assert await store.put_owned_record(newer, taken.owner)
@@ -98,8 +108,7 @@ class RequestStoreContract:
         assert await store.save_tokens(late) == [NotSaved.FORGOTTEN, NotSaved.TAKEN]
         assert await store.save_tokens([KeptTokens("chatcmpl-1", OWNER)]) == [NotSaved.TAKEN]
         assert not await store.end_request(FORM, OWNER, FINISHED, 60.0)
-        kept = await store.get_request("chatcmpl-1")
-        assert kept is not None
+        kept = await found(store, "chatcmpl-1")
         assert (kept.owner, kept.ending, kept.chunks) == (taken.owner, None, (b"a",))
         await store.delete_owned_record("chatcmpl-1#1", taken.owner)
         assert await store.get_record("chatcmpl-1#1") is None
@@ -108,8 +117,8 @@ class RequestStoreContract:
         await store.keep_request(FORM, OWNER)
         turns = [0]
         for process in ("g1/1", "g0/1", "g0/1"):
-            taken = await store.take_request("chatcmpl-1", process)
-            assert taken is not None and process_of(taken.owner) == process
+            taken = await taken_by(store, process)
+            assert process_of(taken.owner) == process
             turns.append(turn_of(taken.owner))
         assert turns == sorted(set(turns))
 
@@ -117,8 +126,7 @@ class RequestStoreContract:
         """Its owner goes on, whatever it writes first, and the former one, which may be dead, is the former one again."""
         record = replace(RECORD, choice_id="chatcmpl-1#0")
         await store.keep_request(FORM, OWNER)
-        taken = await store.take_request("chatcmpl-1", "g1/1")
-        assert taken is not None
+        taken = await taken_by(store, "g1/1")
         tokens = replace(chunk(b"a", 0), owner=taken.owner)
         await self.lose_turns(store, "chatcmpl-1", OWNER)
         assert await store.save_tokens([tokens]) == [1]
@@ -128,17 +136,16 @@ class RequestStoreContract:
         assert not await store.put_owned_record(record, OWNER)
         await self.lose_turns(store, "chatcmpl-1", OWNER)
         assert await store.end_request(FORM, taken.owner, FINISHED, 60.0)
-        kept = await store.get_request("chatcmpl-1")
-        assert kept is not None and (kept.owner, kept.ending) == (taken.owner, FINISHED)
+        kept = await found(store, "chatcmpl-1")
+        assert (kept.owner, kept.ending) == (taken.owner, FINISHED)
 
     async def test_a_request_that_was_forgotten_is_its_latest_owners(self, store: MeshStore) -> None:
         await store.keep_request(FORM, OWNER)
-        taken = await store.take_request("chatcmpl-1", "g1/1")
-        assert taken is not None
+        taken = await taken_by(store, "g1/1")
         await store.keep_request(FORM, taken.owner)
         await store.keep_request(FORM, OWNER)
-        kept = await store.get_request("chatcmpl-1")
-        assert kept is not None and kept.owner == taken.owner
+        kept = await found(store, "chatcmpl-1")
+        assert kept.owner == taken.owner
 
     async def test_a_request_that_is_forgotten_stays_so(self, store: MeshStore) -> None:
         """With its claim, its tokens and the records of its attempts; neither its owner nor another one brings it back."""
@@ -167,8 +174,7 @@ class RequestStoreContract:
             record = replace(RECORD, choice_id=f"chatcmpl-1#{choice}", epoch=epoch)
             assert await store.put_owned_record(record, OWNER)
             await store.delete_owned_record(record.choice_id, OWNER)
-        taken = await store.take_request("chatcmpl-1", "g1/1")
-        assert taken is not None
+        taken = await taken_by(store, "g1/1")
         attempts = {"chatcmpl-1#0": KeptAttempt(1, RECORD.stop), "chatcmpl-1#1": KeptAttempt(3, RECORD.stop)}
         assert taken.attempts == attempts
         forgotten = replace(FORM, request_id="chatcmpl-2", claim="key-2")
@@ -176,8 +182,7 @@ class RequestStoreContract:
             await store.keep_request(forgotten, OWNER, {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)})
             is RoomVerdict.KEPT
         )
-        kept = await store.get_request("chatcmpl-2")
-        assert kept is not None
+        kept = await found(store, "chatcmpl-2")
         assert kept.attempts == {"chatcmpl-2#1": KeptAttempt(7, RECORD.stop)}
 
     async def test_tokens_follow_on_one_another(self, store: MeshStore) -> None:
@@ -188,8 +193,7 @@ class RequestStoreContract:
         ]
         other = replace(chunk(b"z", 0), choice=1)
         assert await store.save_tokens([other, chunk(b"c", 5)]) == [1, 6]
-        kept = await store.get_request("chatcmpl-1")
-        assert kept is not None
+        kept = await found(store, "chatcmpl-1")
         assert kept.chunks == (b"a", b"b", b"z", b"c")
 
     async def test_a_claim_is_its_own_requests(self, store: MeshStore) -> None:
@@ -208,8 +212,7 @@ class RequestStoreContract:
     async def test_what_has_ended_is_taken_by_none(self, store: MeshStore) -> None:
         await store.keep_request(FORM, OWNER)
         await store.end_request(FORM, OWNER, FINISHED, 60.0)
-        taken = await store.take_request("chatcmpl-1", "g1/1")
-        assert taken is not None
+        taken = await taken_by(store, "g1/1")
         assert (taken.owner, taken.ending) == (OWNER, FINISHED)
 
     async def test_a_request_that_the_store_forgot_goes_on(self, store: MeshStore) -> None:
@@ -227,6 +230,5 @@ class RequestStoreContract:
         await store.take_request(ids[200], "g1/1")
         saved = await store.save_tokens([replace(chunk(each.encode(), 0), request_id=each) for each in ids])
         assert saved == [NotSaved.TAKEN if each == ids[200] else 1 for each in ids]
-        kept = await store.get_request(ids[299])
-        assert kept is not None
+        kept = await found(store, ids[299])
         assert kept.chunks == (ids[299].encode(),)

@@ -10,7 +10,7 @@ from spotwise.core.access.store_budget import ENTRY_BYTES, PART_BYTES, Kind, Roo
 from spotwise.core.gateway.kept_request import KeptEnding, KeptRequest, KeptTokens, NotSaved
 from spotwise.core.requests.record import RequestRecord
 from spotwise.mesh.ports.ports import MeshStore, NoRoomError
-from tests.contracts.requests import FORM, OWNER
+from tests.contracts.requests import FORM, OWNER, found
 from tests.contracts.store import RECORD
 
 FINISHED = KeptEnding("finished")
@@ -104,9 +104,7 @@ class RoomContract:
         assert await small_store.keep_request(replace(FORM, body=body), OWNER) is RoomVerdict.KEPT
         used = (await small_store.room_use())[Kind.REQUESTS].used_bytes
         assert size + ENTRY_BYTES < used < size + FORM_BYTES
-        found = await small_store.get_request(FORM.request_id)
-        assert found is not None
-        assert found.request.body == body
+        assert (await found(small_store, FORM.request_id)).request.body == body
 
     async def test_records_of_one_scope_leave_room_for_others(self, small_store: MeshStore) -> None:
         """What runs goes on: its next attempt needs no room. What ends gives its room back."""

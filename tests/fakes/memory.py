@@ -232,7 +232,6 @@ class MemoryStore(MemoryRequests):
         return sorted(self._ledgers.get(subjects.ledger_key(choice_id), ()), key=lambda entry: entry.at_s)
 
     async def room_use(self) -> dict[Kind, RoomUse]:
-        """See `MeshStore`."""
         shelves = {Kind.RECORDS: self.records, Kind.REQUESTS: self.requests, Kind.RESPONSES: self.responses.shelf}
         used = {kind: shelf.used_bytes for kind, shelf in shelves.items()}
         return {kind: RoomUse(used.get(kind, 0), self._budget.room(kind).all_bytes) for kind in Kind}
@@ -262,7 +261,6 @@ class MemoryStore(MemoryRequests):
         return [known[member_id] for member_id in member_ids if member_id in known]
 
     async def hold_term(self, service: str, holder: str, at_least: int, lease_s: float) -> int | None:
-        """See `MeshStore`."""
         now = self._clock.now()
         held_by, ends_s = self._leases.get(service, (holder, 0.0))
         if held_by != holder and now < ends_s and not _succeeds(holder, held_by):
@@ -274,7 +272,6 @@ class MemoryStore(MemoryRequests):
         return term
 
     async def end_term(self, service: str, holder: str) -> None:
-        """See `MeshStore`."""
         if self._leases.get(service, ("", 0.0))[0] == holder:
             del self._leases[service]
         term, had_it = self._terms.get(service, (0, ""))
@@ -282,7 +279,6 @@ class MemoryStore(MemoryRequests):
             self._terms[service] = (term, "")
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
-        """See `MeshStore`."""
         held_by, ends_s = self._leases.get(subjects.PLANNER, ("", 0.0))
         if held_by != holder or ends_s <= self._clock.now():
             return False
@@ -290,11 +286,9 @@ class MemoryStore(MemoryRequests):
         return True
 
     async def get_plan(self) -> Plan | None:
-        """See `MeshStore`."""
         return self._plan
 
     async def put_fleet(self, mesh: str, kept: KeptFleet) -> bool:
-        """See `MeshStore`."""
         known = self._fleets.get(mesh)
         if known is not None and known.incarnation > kept.incarnation:
             return False
@@ -302,7 +296,6 @@ class MemoryStore(MemoryRequests):
         return True
 
     async def get_fleet(self, mesh: str) -> KeptFleet | None:
-        """See `MeshStore`."""
         return self._fleets.get(mesh)
 
     async def close(self) -> None:

@@ -20,15 +20,12 @@ class MemoryKeys:
         self._usage: dict[str, KeyUsage] = {}
 
     async def revision(self) -> int:
-        """See `KeyStore`."""
         return self._ring.revision
 
     async def keys(self) -> KeyRing:
-        """See `KeyStore`."""
         return self._ring
 
     async def put_key(self, record: KeyRecord, replaced: KeyRecord | None) -> bool:
-        """See `KeyStore`."""
         held = self._ring.keys.get(record.name)
         if held == record:
             return True
@@ -38,7 +35,6 @@ class MemoryKeys:
         return True
 
     async def delete_key(self, name: str) -> bool:
-        """See `KeyStore`."""
         if name not in self._ring.keys:
             return False
         self._change({other: record for other, record in self._ring.keys.items() if other != name}, name)
@@ -51,7 +47,6 @@ class MemoryKeys:
         self._ring = KeyRing(revision, dict(sorted(keys.items())), {**self._ring.changed, name: revision})
 
     async def restore(self, lost: KeyRing) -> int:
-        """See `KeyStore`."""
         held, lost = self._ring, lost.lost_in(self._ring)
         if lost.changed:
             keys = {name: record for name, record in held.keys.items() if name not in lost.changed} | dict(lost.keys)
@@ -60,14 +55,11 @@ class MemoryKeys:
         return len(lost.changed)
 
     async def note_use(self, used_unix_s: Mapping[str, float]) -> None:
-        """See `KeyStore`."""
         for name, at_s in used_unix_s.items():
             self._used[name] = max(at_s, self._used.get(name, 0.0))
 
     async def last_use(self) -> dict[str, float]:
-        """See `KeyStore`."""
         return dict(self._used)
 
     async def use(self, name: str, limits: KeyLimits, report: KeyReport, ask: Ask | None = None) -> KeyAdmission:
-        """See `KeyStore`."""
         return self._usage.setdefault(name, KeyUsage()).use(limits, self._clock.now(), report, ask)

@@ -98,11 +98,9 @@ class MemoryKvTransport:
         self._address = self._network.listen(self)
 
     def expect(self, choice_id: str, epoch: int, block_ids: tuple[int, ...]) -> None:
-        """See `KvTransport`."""
         self._windows[choice_id] = _Window(epoch, block_ids)
 
     def forget(self, choice_id: str) -> None:
-        """See `KvTransport`."""
         self._windows.pop(choice_id, None)
 
     def open_push(self, target: KvTarget, source: KvSource) -> WholePush:
@@ -114,7 +112,6 @@ class MemoryKvTransport:
         return WholePush(target, source, self._memory.num_layers, _TRANSPORT, move)
 
     async def push(self, target: KvTarget, handoff: KvHandoff, source_block_ids: tuple[int, ...]) -> TransferReport:
-        """See `KvTransport`."""
         push = self.open_push(target, source_of(handoff, source_block_ids))
         return await push_at_once(push, self._memory.num_layers, len(source_block_ids), handoff)
 

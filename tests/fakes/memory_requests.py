@@ -47,7 +47,6 @@ class MemoryRequests:
         self.records = Shelf(budget.room(Kind.RECORDS), lambda each: self._records.pop(each, None), lambda _: True)
 
     async def put_record(self, record: RequestRecord) -> None:
-        """See `MeshStore`."""
         now_s, size = self._clock.now(), size_of(encode_record(record))
         if record.choice_id not in self._records:
             verdict = self.records.put(record.choice_id, record.tenant, size, now_s + RECORD_TTL_S, now_s)
@@ -56,17 +55,14 @@ class MemoryRequests:
         self._records[record.choice_id] = record
 
     async def get_record(self, choice_id: str) -> RequestRecord | None:
-        """See `MeshStore`."""
         return self._records.get(choice_id)
 
     async def delete_record(self, choice_id: str) -> None:
-        """See `MeshStore`."""
         self.records.forget(choice_id)
 
     async def keep_request(
         self, request: KeptRequest, owner: str, attempts: Mapping[str, KeptAttempt] = NO_ATTEMPTS
     ) -> KeptState | RoomVerdict:
-        """See `KeptRequestStore`."""
         now_s, request_id = self._clock.now(), request.request_id
         self.requests.forget_expired(now_s)
         if self._is_known(request_id) and not self._owns(request_id, owner):
@@ -87,12 +83,10 @@ class MemoryRequests:
         return RoomVerdict.KEPT
 
     async def claimed_request(self, claim: str) -> KeptState | None:
-        """See `KeptRequestStore`."""
         request_id = self._claims.get(claim)
         return None if request_id is None else await self.get_request(request_id)
 
     async def get_request(self, request_id: str) -> KeptState | None:
-        """See `KeptRequestStore`."""
         self.requests.forget_expired(self._clock.now())
         kept = self._kept.get(request_id)
         if kept is None:
@@ -100,14 +94,12 @@ class MemoryRequests:
         return replace(kept, chunks=tuple(self._saved[request_id]), saved_tokens=self._counts[request_id].total())
 
     async def take_request(self, request_id: str, process: str) -> KeptState | None:
-        """See `KeptRequestStore`."""
         kept = self._kept.get(request_id)
         if kept is not None and kept.ending is None:
             self._kept[request_id] = replace(kept, owner=owner_of(process, turn_of(kept.owner) + 1))
         return await self.get_request(request_id)
 
     async def save_tokens(self, tokens: Sequence[KeptTokens]) -> list[SavedTokens]:
-        """See `KeptRequestStore`."""
         saved: list[SavedTokens] = []
         without_room: set[str] = set()
         for each in tokens:
@@ -129,7 +121,6 @@ class MemoryRequests:
         return counts[tokens.choice]
 
     async def end_request(self, request: KeptRequest, owner: str, ending: KeptEnding, keep_s: float) -> bool:
-        """See `KeptRequestStore`."""
         if not self._owns(request.request_id, owner):
             return False
         self._kept[request.request_id] = replace(self._kept[request.request_id], ending=ending)
@@ -139,7 +130,6 @@ class MemoryRequests:
         return True
 
     async def forget_request(self, request: KeptRequest) -> None:
-        """See `KeptRequestStore`."""
         kept = self._kept.get(request.request_id)
         for choice_id in () if kept is None else kept.attempts:
             await self.delete_record(choice_id)
@@ -147,7 +137,6 @@ class MemoryRequests:
         self.requests.forget(request.request_id)
 
     async def put_owned_record(self, record: RequestRecord, owner: str) -> bool:
-        """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(record.choice_id)
         if self._is_known(request_id) and not self._owns(request_id, owner):
             return False
@@ -158,7 +147,6 @@ class MemoryRequests:
         return True
 
     async def delete_owned_record(self, choice_id: str, owner: str) -> None:
-        """See `KeptRequestStore`."""
         request_id = subjects.request_id_of(choice_id)
         if not self._is_known(request_id) or self._owns(request_id, owner):
             await self.delete_record(choice_id)

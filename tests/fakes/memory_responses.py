@@ -18,7 +18,6 @@ class MemoryResponses:
         self.shelf = Shelf(budget.room(Kind.RESPONSES), lambda each: self._stored.pop(each, None))
 
     async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
-        """See `ResponseStore`."""
         now_s, response_id = self._clock.now(), response.response_id
         if await self.get_response(response_id) is not None or response_id in self._deleted:
             return RoomVerdict.KEPT
@@ -28,12 +27,10 @@ class MemoryResponses:
         return verdict
 
     async def get_response(self, response_id: str) -> StoredResponse | None:
-        """See `ResponseStore`."""
         self.shelf.forget_expired(self._clock.now())
         return self._stored.get(response_id)
 
     async def delete_response(self, response_id: str) -> bool:
-        """See `ResponseStore`."""
         is_stored = await self.get_response(response_id) is not None
         self._deleted.add(response_id)
         self.shelf.forget(response_id)

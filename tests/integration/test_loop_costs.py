@@ -30,7 +30,7 @@ from spotwise.mesh.process.garbage import collect_little_at_once
 from spotwise.text.chat_text import ChatText
 from tests.grown_bodies import Growth, growths
 from tests.loop_gaps import gap_of, gaps
-from tests.unit.gateway.access import open_to
+from tests.unit.gateway.apps import open_to
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
 
 pytestmark = [

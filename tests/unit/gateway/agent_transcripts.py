@@ -45,6 +45,10 @@ CODEX_WARNING = (
 )
 
 
+def _said(role: str, words: str, **more: Any) -> dict[str, Any]:
+    return {"type": "message", "role": role, "content": [{"type": "input_text", "text": words}], **more}
+
+
 def codex_request(*items: dict[str, Any], **changes: Any) -> dict[str, Any]:
     """A request of Codex's; `items` follow its first question."""
     return {
@@ -52,14 +56,9 @@ def codex_request(*items: dict[str, Any], **changes: Any) -> dict[str, Any]:
         "stream": True,
         "instructions": "You are an agent.",
         "input": [
-            {
-                "type": "message",
-                "id": "msg_1",
-                "role": "developer",
-                "content": [{"type": "input_text", "text": "Be brief."}],
-            },
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "<cwd>/x</cwd>"}]},
-            {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "What is here?"}]},
+            _said("developer", "Be brief.", id="msg_1"),
+            _said("user", "<cwd>/x</cwd>"),
+            _said("user", "What is here?"),
             *items,
         ],
         "tools": CODEX_TOOLS,
@@ -109,7 +108,7 @@ CLAUDE_HEADERS = {
 }
 #: What it wishes in vain of a model that does not think.
 CLAUDE_WARNING = "ignored: context_management, output_config.effort, thinking, tools.web_search_20250305"
-_EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
+EPHEMERAL = {"cache_control": {"type": "ephemeral"}}
 
 
 def claude_request(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
@@ -121,15 +120,15 @@ def claude_request(*messages: dict[str, Any], **changes: Any) -> dict[str, Any]:
                 "role": "user",
                 "content": [
                     {"type": "text", "text": "<system-reminder>None.</system-reminder>"},
-                    {"type": "text", "text": "What is here?", **_EPHEMERAL},
+                    {"type": "text", "text": "What is here?", **EPHEMERAL},
                 ],
             },
-            {"role": "system", "content": [{"type": "text", "text": "# Environment", **_EPHEMERAL}]},
+            {"role": "system", "content": [{"type": "text", "text": "# Environment", **EPHEMERAL}]},
             *messages,
         ],
         "system": [
             {"type": "text", "text": "x-anthropic-billing-header: cc_version=2.1;"},
-            {"type": "text", "text": "You are an agent.", **_EPHEMERAL},
+            {"type": "text", "text": "You are an agent.", **EPHEMERAL},
         ],
         "tools": CLAUDE_TOOLS,
         "metadata": {"user_id": '{"device_id":"b6"}'},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 
 from cryptography import x509
@@ -72,19 +73,8 @@ def _signed(
         names = [x509.IPAddress(ipaddress.ip_address("127.0.0.1")), x509.DNSName("localhost")]
         issued = issued.add_extension(x509.SubjectAlternativeName(names), critical=False)
     else:
-        usage = dict.fromkeys(
-            (
-                "digital_signature",
-                "content_commitment",
-                "key_encipherment",
-                "data_encipherment",
-                "key_agreement",
-                "encipher_only",
-                "decipher_only",
-            ),
-            False,
-        )
-        issued = issued.add_extension(x509.KeyUsage(key_cert_sign=True, crl_sign=True, **usage), critical=True)
+        usage = dict.fromkeys(signature(x509.KeyUsage).parameters, False) | {"key_cert_sign": True, "crl_sign": True}
+        issued = issued.add_extension(x509.KeyUsage(**usage), critical=True)
     return issued.sign(signing_key, hashes.SHA256())
 
 

@@ -4,28 +4,31 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
+from typing import Any
 
-import httpx
 import pytest
+from llguidance import LLMatcher, LLTokenizer
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.auth import ApiKey
-from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.routes.app import create_app
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
+from tests.unit.gateway.apps import Encode, Fits, Http, MakeApp, app_over, connect, open_to, with_template
+from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, FakeMesh
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}{% if m.content == 'refuse' %}{{ raise_exception('refused') }}{% endif %}"
     "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+THINKING_TEMPLATE = (
+    "{% for t in tools or [] %}[{{ t | tojson }}]{% endfor %}{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}"
+    "{% if add_generation_prompt %}A:{% if enable_thinking is not false %}<think>\n{% endif %}{% endif %}"
+    "{# </think> <tool_call> #}"
 )
 SENTENCES = [
     "the quick brown fox jumps over the lazy dog",
@@ -81,14 +84,20 @@ def roomy_text(roomy_dir: Path) -> ChatText:
 
 
 @pytest.fixture(scope="session")
-def encode(model_dir: Path) -> Callable[[str], list[int]]:
+def thinking_text(roomy_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> ChatText:
+    """Of a model whose chat template writes tools, and begins the reasoning unless it is told not to."""
+    return with_template(roomy_dir, tmp_path_factory.mktemp("thinking") / "model", THINKING_TEMPLATE)
+
+
+@pytest.fixture(scope="session")
+def encode(model_dir: Path) -> Encode:
     """Token ids of a text, nothing added."""
     tokenizer = Tokenizer.from_file(str(model_dir / "tokenizer.json"))
     return lambda words: list(tokenizer.encode(words, add_special_tokens=False).ids)
 
 
 @pytest.fixture
-def mesh(encode: Callable[[str], list[int]]) -> FakeMesh:
+def mesh(encode: Encode) -> FakeMesh:
     """A mesh that generates `Hello, world!` and the end of the sequence."""
     return FakeMesh([*encode("Hello, world!"), 2])
 
@@ -99,20 +108,18 @@ def registry() -> CollectorRegistry:
 
 
 @pytest.fixture
-def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> Callable[..., Starlette]:
+def make_app(mesh: FakeMesh, text: ChatText, registry: CollectorRegistry) -> MakeApp:
     """Build the app over the fake mesh with the given options."""
 
-    def make(api_keys: Iterable[ApiKey] = (), access: ApiAccess | None = None, **options: object) -> Starlette:
-        metrics = GatewayMetrics(registry, MODEL)
-        access = access or open_to(api_keys)
-        return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, access)  # type: ignore[arg-type]
+    def make(api_keys: Iterable[ApiKey] = (), access: ApiAccess | None = None, **options: Any) -> Starlette:
+        return app_over(mesh, text, registry, access or open_to(api_keys), **options)
 
     return make
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.AsyncClient]:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://gateway") as opened:
+async def client(make_app: MakeApp) -> AsyncIterator[Http]:
+    async with connect(make_app()) as opened:
         yield opened
 
 
@@ -120,3 +127,17 @@ async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.Asyn
 def model_dir_tokenizer(model_dir: Path) -> Tokenizer:
     """The library's own tokenizer of the same model."""
     return Tokenizer.from_file(str(model_dir / "tokenizer.json"))
+
+
+@pytest.fixture(scope="module")
+def fits(text: ChatText) -> Fits:
+    """Whether a grammar allows a text, and that it ends there."""
+    tokenizer = LLTokenizer(text._backend.to_str(), n_vocab=text.vocab_size)
+
+    def fits(grammar: str, written: str) -> bool:
+        matcher = LLMatcher(tokenizer, grammar, log_level=0)
+        assert not matcher.is_error(), matcher.get_error()
+        tokens = tokenizer.tokenize_str(written)
+        return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
+
+    return fits

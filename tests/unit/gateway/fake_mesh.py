@@ -19,6 +19,11 @@ CHAT: dict[str, Any] = {"model": MODEL, "messages": [{"role": "user", "content":
 COMPLETION: dict[str, Any] = {"model": MODEL, "prompt": "Hi"}
 RESPONSE: dict[str, Any] = {"model": MODEL, "input": "Hi"}
 EMBEDDING: dict[str, Any] = {"model": MODEL, "input": "Hi"}
+MESSAGE: dict[str, Any] = CHAT | {"max_tokens": 64}
+CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
+#: Paths with a body for each: OpenAI's first two, and all whose requests go to the mesh.
+BOTH = {CHATS: CHAT, COMPLETIONS: COMPLETION}
+PATHS = {**BOTH, "/v1/responses": RESPONSE, "/v1/messages": MESSAGE, "/v1/embeddings": EMBEDDING}
 #: Of the model, where it has embeddings.
 EMBEDDINGS = EmbeddingModel(Pooling.LAST, size=4, is_matryoshka=True)
 

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ from spotwise.core.messages.mesh import (
     TokenBatch,
     TokenDelta,
 )
+from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -36,7 +38,8 @@ from spotwise.text.chat_text import ChatText
 from spotwise.wire import subjects
 from spotwise.wire.codec import decode, encode
 from spotwise.wire.roles import MeshRole
-from tests.unit.gateway.access import open_to
+from tests.fakes.memory import MemoryBroker, MemoryBus, MemoryStore
+from tests.unit.gateway.apps import open_to
 from tests.unit.gateway.fake_mesh import MODEL
 
 STEP_S = 0.01
@@ -103,6 +106,38 @@ class Worker:
             await self._bus.publish(inbox, encode(TokenBatch("w0", (delta,))))
 
 
+@asynccontextmanager
+async def mesh_client(
+    model_dir: Path, broker: MemoryBroker, store: MemoryStore, **settings: Any
+) -> AsyncIterator[MeshGeneration]:
+    """The gateway `gateway-0`'s own code below its API, in memory; `settings`: of its `GatewaySettings`."""
+    configured = GatewaySettings(service_id="gateway-0", model_dir=model_dir, model_name=MODEL, **settings)
+    member = Member("gateway-0", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 1, "a-host:1")
+    async with ServiceHost(configured, MemoryBus(broker), store, ControlServer(LOOPBACK, 0), member).joined() as host:
+        generation = MeshGeneration(host, configured.submission, GatewayMetrics(CollectorRegistry(), MODEL))
+        await generation.start()
+        yield generation
+
+
+@asynccontextmanager
+async def accepted(
+    model_dir: Path, broker: MemoryBroker, store: MemoryStore
+) -> AsyncIterator[tuple[MeshGeneration, list[SubmitRequest | CloseRequest]]]:
+    """The same, with a scheduler that accepts everything, and the orders that it has heard."""
+    orders: list[SubmitRequest | CloseRequest] = []
+
+    async def accept(message: BusMessage) -> None:
+        order = decode(message.payload)
+        assert isinstance(order, SubmitRequest | CloseRequest)
+        orders.append(order)
+        if message.respond is not None:
+            await message.respond(encode(RequestAccepted(order.choice_id, order.epoch)))
+
+    await MemoryBus(broker).subscribe(subjects.REQUESTS, accept)
+    async with mesh_client(model_dir, broker, store) as generation:
+        yield generation, orders
+
+
 class Gateways:
     """Gateways over one broker and one store."""
 
@@ -129,6 +164,14 @@ class Gateways:
         keep = partial(KeptRequests, running, metrics)
         return create_app(generation, self._text, ApiOptions(MODEL), metrics, open_to(), keep, host.clock.now)
 
+    async def lose(self, *choice_ids: str) -> None:
+        """Let the attempts of the first gateway's choices end with their worker."""
+        for choice_id in choice_ids:
+            attempt_id = self.generations[0]._role._requests.get(choice_id).attempt_id
+            lost = TokenDelta(attempt_id, 0, None, FinishReason.ERROR, error="lost", retryable=True)
+            inbox = subjects.inbox_from(MeshRole.WORKER, "g0", 1)
+            await (await self.new_bus()).publish(inbox, encode(TokenBatch("w0", (lost,))))
+
 
 @asynccontextmanager
 async def gateways_over(new_bus: NewBus, store: MeshStore, text: ChatText, model_dir: Path) -> AsyncIterator[Gateways]:
@@ -138,3 +181,17 @@ async def gateways_over(new_bus: NewBus, store: MeshStore, text: ChatText, model
         await opened.worker.start()
         stack.push_async_callback(opened.worker.close)
         yield opened
+
+
+@asynccontextmanager
+async def gateways_in_memory(
+    text: ChatText, model_dir: Path, store: MemoryStore | None = None
+) -> AsyncIterator[tuple[Gateways, Starlette, Starlette]]:
+    """Two gateways, `g0` and `g1`, and the worker."""
+    broker = MemoryBroker()
+
+    async def new_bus() -> MessageBus:
+        return MemoryBus(broker)
+
+    async with gateways_over(new_bus, store or MemoryStore(), text, model_dir) as mesh:
+        yield mesh, await mesh.start("g0"), await mesh.start("g1")

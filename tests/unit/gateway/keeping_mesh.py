@@ -17,7 +17,7 @@ from spotwise.core.gateway.keeping import KeepingRole
 from spotwise.core.gateway.kept_request import KeptAttempt
 from spotwise.core.messages.mesh import TokenDelta
 from spotwise.core.requests.request import FinishReason
-from spotwise.gateway.access.auth import ApiKey
+from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.generation import GeneratedTokens, SequenceSpec
 from spotwise.gateway.generate.metrics import GatewayMetrics
@@ -32,7 +32,7 @@ from spotwise.http.errors import GenerationError
 from spotwise.mesh.service.role_loop import RoleLoop
 from spotwise.text.chat_text import ChatText
 from tests.fakes.memory import FakeClock, MemoryStore
-from tests.unit.gateway.access import open_to
+from tests.unit.gateway.apps import Json, open_to
 from tests.unit.gateway.fake_mesh import MODEL, FakeMesh, _sampled
 
 
@@ -125,14 +125,15 @@ def keeping_app(
     text: ChatText,
     name: str = "g0",
     resume_s: float = 30.0,
-    api_keys: Iterable[ApiKey] = (),
+    access: ApiAccess | None = None,
+    metrics: GatewayMetrics | None = None,
     **options: Any,
 ) -> Starlette:
     """The API of one gateway; `options`: of its `ApiOptions`."""
-    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
+    metrics = metrics or GatewayMetrics(CollectorRegistry(), MODEL)
     keep = keeper(mesh, metrics, KeepingLimits(name, resume_s=resume_s))
     stored = storing(mesh.store)
-    return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, open_to(api_keys), keep, stored=stored)
+    return create_app(mesh, text, ApiOptions(MODEL, **options), metrics, access or open_to(), keep, stored=stored)
 
 
 def storing(store: MemoryStore) -> StoredResponses:
@@ -145,19 +146,20 @@ class Event:
     """One server-sent event; `data` is `None` for `[DONE]`."""
 
     id: str
-    data: dict[str, Any] | None
+    data: Any
 
 
 def parsed(part: str) -> Event:
-    """Parse an event."""
     lines = part.split("\n")
     event_id = "".join(line.removeprefix("id: ") for line in lines if line.startswith("id: "))
     (data,) = (line.removeprefix("data: ") for line in lines if line.startswith("data: "))
-    return Event(event_id, None if data == "[DONE]" else json.loads(data))
+    event = Event(event_id, None if data == "[DONE]" else json.loads(data))
+    assert all(line == f"event: {event.data['type']}" for line in lines if line.startswith("event: "))
+    return event
 
 
 class Client:
-    """One connection: reads event by event, and can break."""
+    """One connection: reads event by event, and can break; `chunks`: what came, of which no more than some may be unread."""
 
     def __init__(
         self,
@@ -167,13 +169,15 @@ class Client:
         body: Any = None,
         headers: Mapping[str, str] | None = None,
         query: str = "",
+        most_unread: int = 0,
     ) -> None:
-        self._sent: asyncio.Queue[Message] = asyncio.Queue()
+        self.chunks: list[bytes] = []
+        self._sent: asyncio.Queue[Message] = asyncio.Queue(most_unread)
         self._left = asyncio.Event()
         content = b"" if body is None else json.dumps(body).encode()
         self._incoming: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
         given = {"host": "gateway", "content-type": "application/json", "x-resume": "true", **(headers or {})}
-        scope: dict[str, Any] = {
+        scope: Json = {
             "type": "http",
             "method": method,
             "path": path,
@@ -187,13 +191,18 @@ class Client:
         self.headers: dict[str, str] = {}
         self._buffer = ""
         self._is_over = False
-        self.task = asyncio.create_task(app(scope, self._receive, self._sent.put))
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
         if self._incoming:
             return self._incoming.pop()
         await self._left.wait()
         return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message.get("body"):
+            self.chunks.append(message["body"])
+        await self._sent.put(message)
 
     async def _read(self) -> bool:
         message = await asyncio.wait_for(self._sent.get(), 10)
@@ -226,6 +235,14 @@ class Client:
             events.append(await self.event())
         return events
 
+    async def named_events(self, most: int | None = None) -> list[Event]:
+        """Return all events of a stream that has no `[DONE]`, or the next ones."""
+        events: list[Event] = []
+        while (most is None or len(events) < most) and (part := await self.part()) is not None:
+            assert part.split("\n")[-2].startswith("event: ")
+            events.append(parsed(part))
+        return events
+
     async def answer(self) -> Any:
         """Return the whole answer, as JSON."""
         while await self._read():
@@ -233,14 +250,18 @@ class Client:
         return json.loads(self._buffer)
 
     async def leave(self) -> None:
-        """Break the connection."""
         self._left.set()
         await asyncio.wait_for(self.task, 10)
 
 
+def request_id_of(events: list[Event]) -> str:
+    """The id that the first event of a chat or completion has."""
+    return str(events[0].data["id"])
+
+
 def content(events: list[Event]) -> list[Any]:
     """What the events say, choice by choice, in whatever pieces: text, token ids, log-probabilities, endings, usage."""
-    said: dict[int, dict[str, Any]] = {}
+    said: dict[int, Json] = {}
     others: list[Any] = []
     for event in events:
         if event.data is None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -83,25 +84,21 @@ class Client:
         self.writer.transport.abort()
 
 
+def config_of(app: Starlette, limits: HttpLimits, on_error: Callable[[str], None], **more: Any) -> uvicorn.Config:
+    """Uvicorn's configuration as the gateway has it."""
+    quiet: dict[str, Any] = {"ws": "none", "lifespan": "off", "log_config": None, "access_log": False}
+    return uvicorn.Config(app, http=http_protocol(limits, on_error), timeout_graceful_shutdown=1, **quiet, **more)
+
+
 @contextlib.asynccontextmanager
 async def listening(
     app: Starlette, limits: HttpLimits, send_buffer_bytes: int | None = None
 ) -> AsyncIterator[Listening]:
-    """Serve an app."""
     errors: list[str] = []
     taken = socket.create_server((LOOPBACK, 0))
     if send_buffer_bytes is not None:
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, send_buffer_bytes)  # connections take it over
-    config = uvicorn.Config(
-        app,
-        http=http_protocol(limits, errors.append),
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        timeout_graceful_shutdown=1,
-    )
-    server = HttpServer(config, PATIENCE_S)
+    server = HttpServer(config_of(app, limits, errors.append), PATIENCE_S)
     serving = asyncio.create_task(server.serve(sockets=[taken]))
     await until(lambda: server.started)
     here = Listening(taken.getsockname()[1], server, errors)

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import json
-import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
-from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.routes.app import create_app
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.access import open_to
 from tests.unit.gateway.agent_transcripts import (
     CLAUDE_HEADERS,
     CLAUDE_WARNING,
     CODEX_REASONING,
     CODEX_TOOLS,
     CODEX_WARNING,
+    EPHEMERAL,
     chat_request,
     claude_request,
     codex_request,
 )
-from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
+from tests.unit.gateway.apps import Encode, Http, Json, app_over, connect, data_of, with_template
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, RESPONSE, FakeMesh
 
-Encode = Callable[[str], list[int]]
 END = 2
 
 
@@ -39,17 +31,16 @@ def text(roomy_text: ChatText) -> ChatText:
     return roomy_text
 
 
-def written(name: str, arguments: dict[str, Any]) -> str:
+def written(name: str, arguments: Json) -> str:
     """A call as the model writes it."""
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
-async def events_of(client: httpx.AsyncClient, path: str, body: dict[str, Any], **options: Any) -> Any:
+async def events_of(client: Http, path: str, body: Json, **options: Any) -> Any:
     """The response, and its events' data."""
     response = await client.post(path, json=body, **options)
     assert response.status_code == 200, response.text
-    lines = [line.partition(":")[2].strip() for line in response.text.splitlines() if line.startswith("data:")]
-    return response, [json.loads(line) for line in lines if line != "[DONE]"]
+    return response, data_of(response.text)
 
 
 def prompt_of(mesh: FakeMesh, text: ChatText) -> str:
@@ -59,43 +50,22 @@ def prompt_of(mesh: FakeMesh, text: ChatText) -> str:
     return prompt
 
 
+PATCH = {"input": '*** Begin Patch\n"é"\n*** End Patch'}
+LISTING: Json = {"command": ["ls", "-l"], "timeout_ms": 10}
+
+
 @pytest.mark.parametrize(
-    ("name", "arguments", "item", "output"),
+    ("name", "arguments", "item"),
     [
-        ("exec", {"cmd": "ls"}, {"type": "function_call", "name": "exec"}, "function_call_output"),
-        (
-            "spawn",
-            {"cmd": "ls"},
-            {"type": "function_call", "name": "spawn", "namespace": "agents_v1"},
-            "function_call_output",
-        ),
-        (
-            "apply_patch",
-            {"input": '*** Begin Patch\n"é"\n*** End Patch'},
-            {"type": "custom_tool_call", "name": "apply_patch", "input": '*** Begin Patch\n"é"\n*** End Patch'},
-            "custom_tool_call_output",
-        ),
-        (
-            "local_shell",
-            {"command": ["ls", "-l"], "timeout_ms": 10},
-            {
-                "type": "local_shell_call",
-                "action": {"type": "exec", "command": ["ls", "-l"], "env": {}, "timeout_ms": 10},
-            },
-            "function_call_output",
-        ),
+        ("exec", {"cmd": "ls"}, {"type": "function_call", "name": "exec"}),
+        ("spawn", {"cmd": "ls"}, {"type": "function_call", "name": "spawn", "namespace": "agents_v1"}),
+        ("apply_patch", PATCH, {"type": "custom_tool_call", "name": "apply_patch", **PATCH}),
+        ("local_shell", LISTING, {"type": "local_shell_call", "action": {"type": "exec", "env": {}, **LISTING}}),
     ],
     ids=["function", "namespace", "custom", "local_shell"],
 )
 async def test_a_session_of_codex(
-    client: httpx.AsyncClient,
-    mesh: FakeMesh,
-    text: ChatText,
-    encode: Encode,
-    name: str,
-    arguments: dict[str, Any],
-    item: dict[str, Any],
-    output: str,
+    client: Http, mesh: FakeMesh, text: ChatText, encode: Encode, name: str, arguments: Json, item: Json
 ) -> None:
     """Each kind of tool is called as the client expects it; its item goes back, with reasoning of another server's."""
     mesh.reply = [*encode(written(name, arguments)), END]
@@ -111,7 +81,8 @@ async def test_a_session_of_codex(
     assert done == call
 
     mesh.reply = [*encode("Two files."), END]
-    result = {"type": output, "call_id": call["call_id"], "output": "a.py b.py"}
+    kind = "custom_tool_call_output" if name == "apply_patch" else "function_call_output"
+    result = {"type": kind, "call_id": call["call_id"], "output": "a.py b.py"}
     response, events = await events_of(client, "/v1/responses", codex_request(CODEX_REASONING, call, result))
     prompt = prompt_of(mesh, text)
     assert f'"name": "{name}"' in prompt and "a.py b.py" in prompt and "gAAAA" not in prompt
@@ -121,9 +92,7 @@ async def test_a_session_of_codex(
     await events_of(client, "/v1/responses", again)
 
 
-async def test_the_text_of_a_custom_call_comes_as_events(
-    client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode
-) -> None:
+async def test_the_text_of_a_custom_call_comes_as_events(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """What a client puts together of them is the item's input; so it is of a call that was cut."""
     mesh.reply = [*encode(written("apply_patch", {"input": "a\nb"})), END]
     _, events = await events_of(client, "/v1/responses", codex_request())
@@ -138,9 +107,9 @@ async def test_the_text_of_a_custom_call_comes_as_events(
 
 
 async def test_functions_of_one_name_have_their_namespaces(
-    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
+    client: Http, mesh: FakeMesh, text: ChatText, encode: Encode
 ) -> None:
-    namespaces: list[dict[str, Any]] = [CODEX_TOOLS[1], {**CODEX_TOOLS[1], "name": "agents_v2"}]
+    namespaces: list[Json] = [CODEX_TOOLS[1], {**CODEX_TOOLS[1], "name": "agents_v2"}]
     mesh.reply = [*encode(written("agents_v2.spawn", {"cmd": "x"})), END]
     _, events = await events_of(client, "/v1/responses", codex_request(tools=namespaces))
     (call,) = events[-1]["response"]["output"]
@@ -151,18 +120,16 @@ async def test_functions_of_one_name_have_their_namespaces(
 
 
 @pytest.mark.parametrize("name", ["exec", "apply_patch"])
-async def test_a_call_that_is_asked_for_is_made(client: httpx.AsyncClient, mesh: FakeMesh, name: str) -> None:
+async def test_a_call_that_is_asked_for_is_made(client: Http, mesh: FakeMesh, name: str) -> None:
     kind = "custom" if name == "apply_patch" else "function"
     await client.post("/v1/responses", json=codex_request(tool_choice={"type": kind, "name": name}))
     grammar = mesh.spec.sampling.grammar
     assert name in grammar and "local_shell" not in grammar
 
 
-async def test_a_session_of_claude_code(
-    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
-) -> None:
+async def test_a_session_of_claude_code(client: Http, mesh: FakeMesh, text: ChatText, encode: Encode) -> None:
     """Tokens are counted, a tool is called, its result comes as blocks, and reasoning of other models' is left out."""
-    headers: dict[str, Any] = {"headers": CLAUDE_HEADERS, "params": {"beta": "true"}}
+    headers: Json = {"headers": CLAUDE_HEADERS, "params": {"beta": "true"}}
     mesh.reply = [*encode("So: " + written("Bash", {"command": "ls"})), END]
     asked = claude_request()
     counted = {name: value for name, value in asked.items() if name not in ("max_tokens", "stream")}
@@ -184,25 +151,12 @@ async def test_a_session_of_claude_code(
         {"type": "web_search_tool_result", "tool_use_id": "s1", "content": []},
     ]
     found = {"type": "search_result", "source": "b.md", "title": "B", "content": [{"type": "text", "text": "More."}]}
-    result = [
-        {"type": "text", "text": "a.py b.py"},
-        {"type": "tool_reference", "tool_name": "Later"},
-        found,
-    ]
+    result = [{"type": "text", "text": "a.py b.py"}, {"type": "tool_reference", "tool_name": "Later"}, found]
+    returned = {"tool_use_id": start["id"], "type": "tool_result", "content": result, **EPHEMERAL}
+    reminder = {"type": "text", "text": "<system-reminder>Go on.</system-reminder>"}
     again = claude_request(
         {"role": "assistant", "content": [*thoughts, {"type": "text", "text": "So:"}, call]},
-        {
-            "role": "user",
-            "content": [
-                {
-                    "tool_use_id": start["id"],
-                    "type": "tool_result",
-                    "content": result,
-                    "cache_control": {"type": "ephemeral"},
-                },
-                {"type": "text", "text": "<system-reminder>Go on.</system-reminder>"},
-            ],
-        },
+        {"role": "user", "content": [returned, reminder]},
         thinking={"type": "adaptive", "display": "omitted"},
     )
     response, events = await events_of(client, "/v1/messages", again, **headers)
@@ -213,11 +167,9 @@ async def test_a_session_of_claude_code(
     assert events[-2]["delta"]["stop_reason"] == "end_turn"
 
 
-async def test_a_session_of_a_chat_client(
-    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode
-) -> None:
+async def test_a_session_of_a_chat_client(client: Http, mesh: FakeMesh, text: ChatText, encode: Encode) -> None:
     mesh.reply = [*encode(written("run", {"cmd": "ls"})), END]
-    response, events = await events_of(client, "/v1/chat/completions", chat_request())
+    response, events = await events_of(client, CHATS, chat_request())
     assert response.headers["x-spotwise-warning"] == "ignored: reasoning_effort, verbosity"
     calls = [call for event in events for choice in event["choices"] for call in choice["delta"].get("tool_calls", ())]
     arguments = "".join(call["function"]["arguments"] for call in calls)
@@ -227,7 +179,7 @@ async def test_a_session_of_a_chat_client(
     function = {"name": "run", "arguments": arguments}
     called = {"role": "assistant", "tool_calls": [{"id": calls[0]["id"], "type": "function", "function": function}]}
     result = {"role": "tool", "tool_call_id": calls[0]["id"], "content": "a.py b.py"}
-    _, events = await events_of(client, "/v1/chat/completions", chat_request(called, result))
+    _, events = await events_of(client, CHATS, chat_request(called, result))
     assert "a.py b.py" in prompt_of(mesh, text)
     said = "".join(choice["delta"].get("content") or "" for event in events for choice in event["choices"])
     assert said == "Two files."
@@ -261,27 +213,20 @@ SAID = PLAIN + "{{ verbosity | default('-') }}"
     ],
 )
 async def test_wishes_reach_the_template_that_knows_them(
-    roomy_dir: Path, tmp_path: Path, mesh: FakeMesh, template: str, wish: dict[str, Any], end: str, ignored: list[str]
+    roomy_dir: Path, tmp_path: Path, mesh: FakeMesh, template: str, wish: Json, end: str, ignored: list[str]
 ) -> None:
     """By its own names, with the nearest value that it takes; what it does not know is ignored. Tokens are counted alike."""
-    folder = shutil.copytree(roomy_dir, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(template)
-    text = ChatText.load(folder)
-    app = app_of(mesh, text)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        response = await client.post("/v1/chat/completions", json=CHAT | wish)
+    text = with_template(roomy_dir, tmp_path / "model", template)
+    async with connect(app_over(mesh, text)) as client:
+        response = await client.post(CHATS, json=CHAT | wish)
         assert response.status_code == 200, response.text
         assert response.headers.get("x-spotwise-warning") == (f"ignored: {', '.join(ignored)}" if ignored else None)
         assert text.decode(mesh.spec.prompt_token_ids).endswith(end)
         tokenized = (await client.post("/tokenize", json={"messages": CHAT["messages"]} | wish)).json()["tokens"]
         assert tuple(tokenized) == mesh.spec.prompt_token_ids
         mesh.specs.clear()
-        own = {
-            "input": "Hi",
-            "reasoning": {"effort": wish.get("reasoning_effort")},
-            "text": {"verbosity": wish.get("verbosity")},
-        }
-        body = {"model": MODEL, "chat_template_kwargs": wish.get("chat_template_kwargs")} | own
+        own = {"reasoning": {"effort": wish.get("reasoning_effort")}, "text": {"verbosity": wish.get("verbosity")}}
+        body = RESPONSE | {"chat_template_kwargs": wish.get("chat_template_kwargs")} | own
         assert (await client.post("/v1/responses", json=body)).status_code == 200
         assert mesh.spec.prompt_token_ids == tuple(tokenized)
 
@@ -290,6 +235,7 @@ async def test_wishes_reach_the_template_that_knows_them(
     ("template", "wish", "end", "ignored"),
     [
         (SWITCH, {"thinking": {"type": "enabled", "budget_tokens": 1024}}, "THINK", None),
+        (PLAIN, {"thinking": {"type": "disabled"}}, ";", None),
         (SWITCH, {"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, ";", None),
         (SWITCH, {"output_config": {"effort": "high"}}, ";", "output_config.effort"),
         (SWITCH, {"thinking": {"type": "adaptive"}, "output_config": {"effort": "high"}}, "THINK", None),
@@ -309,21 +255,12 @@ async def test_wishes_reach_the_template_that_knows_them(
     ],
 )
 async def test_thinking_of_messages_reaches_the_template(
-    roomy_dir: Path, tmp_path: Path, mesh: FakeMesh, template: str, wish: dict[str, Any], end: str, ignored: str | None
+    roomy_dir: Path, tmp_path: Path, mesh: FakeMesh, template: str, wish: Json, end: str, ignored: str | None
 ) -> None:
     """`thinking` is the switch, and effort alone starts none."""
-    folder = shutil.copytree(roomy_dir, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(template)
-    text = ChatText.load(folder)
-    body = {"model": MODEL, "max_tokens": 8, "messages": [{"role": "user", "content": "Hi"}]} | wish
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app_of(mesh, text)), base_url="http://gateway"
-    ) as client:
-        response = await client.post("/v1/messages", json=body)
+    text = with_template(roomy_dir, tmp_path / "model", template)
+    async with connect(app_over(mesh, text)) as client:
+        response = await client.post("/v1/messages", json=CHAT | {"max_tokens": 8} | wish)
     assert response.status_code == 200, response.text
     assert response.headers.get("x-spotwise-warning") == (ignored and f"ignored: {ignored}")
     assert text.decode(mesh.spec.prompt_token_ids).endswith(end)
-
-
-def app_of(mesh: FakeMesh, text: ChatText) -> Starlette:
-    return create_app(mesh, text, ApiOptions(MODEL), GatewayMetrics(CollectorRegistry(), MODEL), open_to())

@@ -3,24 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
 
-import httpx
 import pytest
 from starlette.applications import Starlette
 
 from spotwise.gateway.generate.score_limits import ScoreRoom
-from spotwise.gateway.settings import GatewaySettings
 from spotwise.http.errors import ApiError
 from tests.contracts.waiting import until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
+from tests.unit.gateway.apps import Http, Json, MakeApp, connect
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, RESPONSE, FakeMesh
 
 LOGPROBS = {"include": ["message.output_text.logprobs"]}
 SCORED = {"logprobs": True, "top_logprobs": 4}
 #: Of a server that gives 1,000: what has one more, or many more, and what its client may lower.
-REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
+REFUSED: dict[str, tuple[str, Json, tuple[str, ...]]] = {
     "an echo of many prompts": (
         "completions",
         COMPLETION | {"prompt": [[5] * 10] * 10, "echo": True, "max_tokens": 0, "logprobs": 10},
@@ -52,20 +50,18 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.fixture
-def app(make_app: Callable[..., Starlette]) -> Starlette:
+def app(make_app: MakeApp) -> Starlette:
     return make_app(max_answer_logprobs=1000)
 
 
 @pytest.fixture
 async def client(app: Starlette) -> Any:
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as opened:
+    async with connect(app) as opened:
         yield opened
 
 
 @pytest.mark.parametrize("what", REFUSED)
-async def test_more_is_refused_before_anything_is_computed(
-    client: httpx.AsyncClient, mesh: FakeMesh, what: str
-) -> None:
+async def test_more_is_refused_before_anything_is_computed(client: Http, mesh: FakeMesh, what: str) -> None:
     """By a 400 that says what is too much, and what to lower."""
     path, body, lower = REFUSED[what]
     answer = await client.post(f"/v1/{path}", json=body)
@@ -87,7 +83,7 @@ async def test_more_is_refused_before_anything_is_computed(
         ("completions", COMPLETION | {"prompt": [[5] * 100] * 16, "n": 16, "echo": True, "max_tokens": 100}),
     ],
 )
-async def test_as_many_are_given(client: httpx.AsyncClient, path: str, body: dict[str, Any]) -> None:
+async def test_as_many_are_given(client: Http, path: str, body: Json) -> None:
     """Up to the bound; an answer without log-probabilities has none of it."""
     answer = await client.post(f"/v1/{path}", json=body)
     assert answer.status_code == 200, answer.text
@@ -95,18 +91,12 @@ async def test_as_many_are_given(client: httpx.AsyncClient, path: str, body: dic
 
 @pytest.mark.parametrize(("choices", "tokens"), [(1, 200), (2, 100)])
 async def test_without_a_bound_of_the_client_the_text_is_as_long_as_they_allow(
-    client: httpx.AsyncClient, mesh: FakeMesh, choices: int, tokens: int
+    client: Http, mesh: FakeMesh, choices: int, tokens: int
 ) -> None:
     """A chat that leaves `max_tokens` to the server is no mistake."""
-    answer = await client.post("/v1/chat/completions", json=CHAT | SCORED | {"n": choices})
+    answer = await client.post(CHATS, json=CHAT | SCORED | {"n": choices})
     assert answer.status_code == 200
     assert {spec.stop.max_new_tokens for spec in mesh.specs.values()} == {tokens}
-
-
-def test_the_default_bound_holds_what_evaluations_send() -> None:
-    """A batch of 128 prompts of 2,048 tokens with an alternative each; not what fills a gateway's memory."""
-    most = GatewaySettings.model_fields["max_answer_logprobs"].default
-    assert 128 * 2048 * 2 <= most <= 2_000_000
 
 
 def test_answers_under_way_share_room() -> None:
@@ -130,18 +120,16 @@ def test_answers_under_way_share_room() -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_an_answer_that_finds_no_room_is_told(
-    make_app: Callable[..., Starlette], mesh: FakeMesh, stream: bool
-) -> None:
+async def test_an_answer_that_finds_no_room_is_told(make_app: MakeApp, mesh: FakeMesh, stream: bool) -> None:
     """By a 503 before anything is generated; the next one after those that hold it is answered."""
     body = COMPLETION | {"prompt": [[5] * 200] * 12, "echo": True, "max_tokens": 0, "logprobs": 20, "stream": stream}
     app = make_app(max_answer_logprobs=51_000)
     mesh.hang_at = 0
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
-        held = [asyncio.create_task(client.post("/v1/completions", json=body)) for _ in range(6)]
+    async with connect(app) as client:
+        held = [asyncio.create_task(client.post(COMPLETIONS, json=body)) for _ in range(6)]
         for _ in range(6 * 12):
             await asyncio.wait_for(mesh.hung.get(), 30)
-        answer = await client.post("/v1/completions", json=body)
+        answer = await client.post(COMPLETIONS, json=body)
         assert answer.status_code == 503
         assert answer.json()["error"]["code"] == "overloaded"
         assert "retry-after" in answer.headers
@@ -151,4 +139,4 @@ async def test_an_answer_that_finds_no_room_is_told(
         await asyncio.wait(held)
         await until(lambda: not mesh.open)
         mesh.hang_at = None
-        assert (await client.post("/v1/completions", json=body)).status_code == 200
+        assert (await client.post(COMPLETIONS, json=body)).status_code == 200

@@ -7,9 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
@@ -30,6 +28,7 @@ from spotwise.gateway.resume import kept_forms
 from spotwise.http.event_loop import AT_ONCE, OffLoop
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
+from tests.unit.gateway.apps import Json, MakeApp, connect
 from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 
@@ -132,12 +131,12 @@ def threads(monkeypatch: pytest.MonkeyPatch) -> Threads:
     ids=["echoes", "chat", "responses"],
 )
 async def test_much_that_comes_at_once_is_written_in_threads(
-    make_app: Callable[..., Starlette], mesh: FakeMesh, threads: Threads, path: str, body: dict[str, Any], stream: bool
+    make_app: MakeApp, mesh: FakeMesh, threads: Threads, path: str, body: Json, stream: bool
 ) -> None:
     """A prompt's log-probabilities, or hundreds of tokens; the answer is the same as of small work."""
     mesh.reply = [5] * 200
     mesh.batch_tokens = 200
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(make_app()), base_url="http://gateway") as client:
+    async with connect(make_app()) as client:
         answer = await client.post(f"/v1/{path}", json=body | {"stream": stream})
     assert answer.status_code == 200
     assert "pieces" in threads.elsewhere

@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
 from starlette.applications import Starlette
 
+from spotwise.core.requests.record import RequestRecord
 from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
 from spotwise.gateway.routes.app import create_app
@@ -25,13 +26,24 @@ from spotwise.gateway.schema.embeddings import EmbeddingRequest
 from spotwise.gateway.schema.messages import MessagesPrompt, MessagesRequest
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.access import open_to
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, RESPONSE, FakeMesh
+from spotwise.wire.codec_records import decode_record, encode_record
+from tests.unit.gateway.apps import Http, open_to
+from tests.unit.gateway.fake_mesh import (
+    CHAT,
+    CHATS,
+    COMPLETION,
+    COMPLETIONS,
+    EMBEDDING,
+    EMBEDDINGS,
+    MODEL,
+    RESPONSE,
+    FakeMesh,
+)
 
 ROOT = Path(__file__).parents[3]
 ENDPOINTS: dict[str, tuple[dict[str, Any], type[BaseModel]]] = {
-    "/v1/chat/completions": (CHAT, ChatRequest),
-    "/v1/completions": (COMPLETION, CompletionRequest),
+    CHATS: (CHAT, ChatRequest),
+    COMPLETIONS: (COMPLETION, CompletionRequest),
     "/v1/responses": (RESPONSE, ResponsesRequest),
     "/v1/embeddings": (EMBEDDING, EmbeddingRequest),
     "/v1/messages": (CHAT | {"max_tokens": 8}, MessagesRequest),
@@ -152,3 +164,37 @@ def test_any_bytes_on_any_path_are_refused(app: Starlette) -> None:
         asyncio.run(check(app, method, path, content, {}))
 
     answered()
+
+
+INTEGERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "logprobs", "best_of")
+FLOATS = ("temperature", "top_p", "min_p", "presence_penalty", "frequency_penalty", "repetition_penalty")
+#: As JSON, because a client's own library may not be what wrote it.
+EDGES = (
+    *("0", "-0", "1", "-1", "2147483647", "2147483648", "4294967295", "4294967296", "8589934592", "9007199254740993"),
+    *("9223372036854775807", "9223372036854775808", "-9223372036854775808", "18446744073709551615"),
+    *("18446744073709551616", "1" + "0" * 400, "0.0", "-0.0", "1.0", "1e-5", "1e-38", "1e-46", "5e-324", "1e-400"),
+    *("1e308", "-1e308", "true", "false", '"1"', "[1]", "{}"),
+)
+
+
+def record(mesh: FakeMesh) -> RequestRecord:
+    """Return the record that a gateway writes of the only sequence."""
+    choice_id, spec = next(iter(mesh.specs.items()))
+    return RequestRecord(choice_id, 1, "g", 1, "m", spec.prompt_token_ids, (), spec.sampling, spec.stop, 0.0)
+
+
+@pytest.mark.parametrize("edge", EDGES, ids=lambda edge: edge[:24])
+@pytest.mark.parametrize("name", [*INTEGERS, *FLOATS, "logit_bias", "stop_token_ids", "prompt"])
+async def test_a_number_at_the_edge_is_refused_or_carried(client: Http, mesh: FakeMesh, name: str, edge: str) -> None:
+    """A 400 that names the parameter, or a record that comes through the wire as it was."""
+    value = {"logit_bias": f'{{"5": {edge}}}', "stop_token_ids": f"[{edge}]", "prompt": f"[{edge}]"}.get(name, edge)
+    fields = {"model": f'"{COMPLETION["model"]}"', "prompt": '"Hi"', "echo": "true"} | {name: value}
+    body = "{" + ", ".join(f'"{key}": {member}' for key, member in fields.items()) + "}"
+    response = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
+    if response.status_code == 400:
+        error = response.json()["error"]
+        assert error["code"] == "invalid_json" or error["param"].split(".")[0] in (name, "prompt"), error
+        return
+    assert response.status_code == 200, response.text
+    written = record(mesh)
+    assert decode_record(encode_record(written)) == written

@@ -17,7 +17,7 @@ from spotwise.text.chat_text import ChatText
 from tests.example_budget import BUDGET_S
 from tests.fakes.memory import MemoryStore
 from tests.openapi_checks import CONFIG, does_what_it_says
-from tests.unit.gateway.access import open_to
+from tests.unit.gateway.apps import open_to
 from tests.unit.gateway.fake_mesh import EMBEDDINGS, MODEL, FakeMesh
 from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app, storing
 

@@ -1,8 +1,7 @@
-"""Incremental detokenization, against the decoding of all tokens at once."""
+"""Tokens become text as they come: against the decoding of all at once, and up to a stop string."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from hypothesis import given
@@ -11,8 +10,8 @@ from tokenizers import Tokenizer, decoders, models
 
 from spotwise.text.chat_text import ChatText
 from spotwise.text.detokenize import Detokenizer, TokenBytes
-
-Encode = Callable[[str], list[int]]
+from spotwise.text.stop_strings import StopStringScanner, StopTables
+from tests.unit.gateway.apps import Encode
 
 
 def pieces_of(detokenizer: Detokenizer, token_ids: list[Any]) -> list[str]:
@@ -30,7 +29,6 @@ def test_pieces_of_a_text_join_to_it_without_replacement_characters(text: ChatTe
 def test_pieces_of_any_tokens_join_to_their_decoding(
     text: ChatText, model_dir_tokenizer: Tokenizer, token_ids: list[int], skip: bool
 ) -> None:
-    """The joined pieces equal the decoded text, also with invalid bytes, special tokens and unknown ids."""
     pieces = pieces_of(text.detokenizer(skip), token_ids)
     assert "".join(pieces) == model_dir_tokenizer.decode(token_ids, skip_special_tokens=skip)
 
@@ -43,7 +41,6 @@ def test_an_emoji_is_given_with_its_last_byte(text: ChatText, model_dir_tokenize
 
 
 def test_an_unfinished_character_is_sent_at_the_end_only(text: ChatText, model_dir_tokenizer: Tokenizer) -> None:
-    """An unfinished character appears as the replacement character, and only at the end of the text."""
     first_byte = model_dir_tokenizer.token_to_id("ð")
     assert pieces_of(text.detokenizer(), [first_byte]) == ["", "\ufffd"]
 
@@ -92,3 +89,41 @@ def test_bytes_and_texts_of_single_tokens(text: ChatText, encode: Encode, model_
     assert of.bytes_of(511) == b""
     pieces = TokenBytes(byte_fallback_tokenizer())
     assert (pieces.bytes_of(258), pieces.bytes_of(0xE2 + 1)) == (b" hello", b"\xe2")
+
+
+SMALL_TEXTS = st.text("ab", max_size=30)
+STOPS = st.lists(st.text("ab", min_size=1, max_size=5), max_size=3)
+
+
+def scan(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str | None]:
+    scanner = StopStringScanner(StopTables(tuple(stops)), include)
+    given_text = "".join(scanner.push(piece) for piece in pieces)
+    return given_text + scanner.flush(), scanner.matched
+
+
+def expected(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
+    """The definition: of all stop strings found the one that ends first, the longest if several end there."""
+    found = [(text.find(stop) + len(stop), -len(stop), stop) for stop in stops if stop in text]
+    if not found:
+        return text, None
+    end, _, stop = min(found)
+    return text[: end if include else end - len(stop)], stop
+
+
+@given(st.lists(SMALL_TEXTS, max_size=8), STOPS, st.booleans())
+def test_any_split_gives_what_find_gives_on_the_whole(pieces: list[str], stops: list[str], include: bool) -> None:
+    assert scan(pieces, stops, include) == expected("".join(pieces), stops, include)
+
+
+@given(st.lists(SMALL_TEXTS, max_size=8), STOPS)
+def test_holds_back_only_what_may_become_a_stop_string(pieces: list[str], stops: list[str]) -> None:
+    """After every piece the text given is all but the longest end that begins a stop string."""
+    scanner = StopStringScanner(StopTables(tuple(stops)))
+    text = given_text = ""
+    for piece in pieces:
+        text += piece
+        given_text += scanner.push(piece)
+        if scanner.matched is not None:
+            break
+        beginnings = [stop[:length] for stop in stops for length in range(1, len(stop)) if text.endswith(stop[:length])]
+        assert given_text == text[: len(text) - max(map(len, beginnings), default=0)]

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from spotwise.core.requests.sampling import Pooling
 from spotwise.gateway.generate.embedding_model import NO_EMBEDDINGS, EmbeddingModel, read_embedding_model
+from tests.unit.gateway.apps import Json
 
 TRANSFORMER = ("", "sentence_transformers.models.Transformer")
 POOLING = ("1_Pooling", "sentence_transformers.models.Pooling")
@@ -28,10 +28,7 @@ LAST_TOKEN = {
 
 
 def folder_of(
-    folder: Path,
-    modules: list[tuple[str, str]],
-    pooling: dict[str, Any] | None = None,
-    config: dict[str, Any] | None = None,
+    folder: Path, modules: list[tuple[str, str]], pooling: Json | None = None, config: Json | None = None
 ) -> Path:
     """Write a model's folder as far as it says something of embeddings."""
     (folder / "config.json").write_text(json.dumps({"hidden_size": 1024, **(config or {})}))
@@ -56,7 +53,7 @@ def test_a_published_model_says_how_it_pools(tmp_path: Path) -> None:
         {"pooling_mode": ["mean"]},
     ],
 )
-def test_modes_are_named_in_several_ways(tmp_path: Path, pooling: dict[str, Any]) -> None:
+def test_modes_are_named_in_several_ways(tmp_path: Path, pooling: Json) -> None:
     """By a flag each, or by one name; classes lie in other modules in other releases. Without the module, lengths stay."""
     moved = ("1_Pooling", "sentence_transformers.sentence_transformer.modules.pooling.Pooling")
     found = read_embedding_model(folder_of(tmp_path, [TRANSFORMER, moved], pooling))
@@ -88,7 +85,7 @@ def test_the_operator_has_precedence_for_the_pooling_alone(tmp_path: Path) -> No
     ],
 )
 def test_whether_embeddings_may_be_cut(
-    tmp_path: Path, config: dict[str, Any], by_operator: bool, sizes: tuple[int, ...], is_matryoshka: bool
+    tmp_path: Path, config: Json, by_operator: bool, sizes: tuple[int, ...], is_matryoshka: bool
 ) -> None:
     folder = folder_of(tmp_path, [TRANSFORMER, POOLING], config=config)
     found = read_embedding_model(folder, is_matryoshka=by_operator)
@@ -109,11 +106,7 @@ def test_whether_embeddings_may_be_cut(
     ],
 )
 def test_what_is_not_computed_is_named(
-    tmp_path: Path,
-    modules: list[tuple[str, str]],
-    pooling: dict[str, Any] | None,
-    config: dict[str, Any],
-    reason: str,
+    tmp_path: Path, modules: list[tuple[str, str]], pooling: Json | None, config: Json, reason: str
 ) -> None:
     """The model generates all the same, and an operator may pool otherwise."""
     folder = folder_of(tmp_path, modules, pooling, config)

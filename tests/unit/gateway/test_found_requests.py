@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 
@@ -12,18 +10,16 @@ from spotwise.gateway.access.auth import parse_api_keys
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION
+from tests.unit.gateway.apps import Encode, Json, open_to
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
 
-Encode = Callable[[str], list[int]]
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 KEY = {"Idempotency-Key": "order-7"}
 KEYS = parse_api_keys("acme:alpha,other:beta,gamma,delta")
 
 
 @pytest.fixture
 def tokens(encode: Encode) -> list[int]:
-    """A short answer."""
     return [*encode("Hello, world!"), 2]
 
 
@@ -100,7 +96,6 @@ async def test_a_refused_request_is_tried_again(text: ChatText, tokens: list[int
 
 @pytest.mark.parametrize("key", ["x" * 256, "two words"])
 async def test_odd_keys_are_refused(text: ChatText, key: str) -> None:
-    """400, with a code."""
     client = Client(keeping_app(KeepingMesh([2]), text), "POST", CHATS, CHAT, {"Idempotency-Key": key})
     assert (await client.answer())["error"]["code"] == "invalid_idempotency_key"
 
@@ -110,12 +105,11 @@ async def test_a_request_is_its_callers_own(text: ChatText, tokens: list[int]) -
     The same `Idempotency-Key` of another caller is another request. Keys without names are apart, too.
     """
     mesh = KeepingMesh(tokens)
-    app = keeping_app(mesh, text, api_keys=KEYS)
+    app = keeping_app(mesh, text, access=open_to(KEYS))
     for own, other in (("alpha", "beta"), ("gamma", "delta")):
         client = Client(app, "POST", CHATS, CHAT | {"stream": True}, KEY | by(own))
         events = await client.events()
         await asyncio.wait_for(client.task, 10)
-        assert events[0].data is not None
         path = f"/v1/requests/{events[0].data['id']}"
         await has_ended(mesh, path[13:])
         assert (await Client(app, "GET", path, None, by(own)).answer())["state"] == "finished"
@@ -128,7 +122,6 @@ async def test_a_request_is_its_callers_own(text: ChatText, tokens: list[int]) -
         client = Client(app, "POST", CHATS, CHAT | {"stream": True}, by(other) | {"Last-Event-ID": events[0].id})
         assert (await client.answer())["error"]["code"] == "request_not_found"
         theirs = await Client(app, "POST", CHATS, CHAT | {"stream": True}, KEY | by(other)).events()
-        assert theirs[0].data is not None
         assert theirs[0].data["id"] != events[0].data["id"]
     client = Client(app, "GET", path)
     await client.answer()
@@ -143,7 +136,7 @@ async def test_the_state_of_a_request(text: ChatText, tokens: list[int]) -> None
     for _ in range(2):
         await asyncio.wait_for(mesh.hung.get(), 10)
     request_id = next(iter(mesh.specs)).partition("#")[0]
-    state: dict[str, Any] = await Client(app, "GET", f"/v1/requests/{request_id}").answer()
+    state: Json = await Client(app, "GET", f"/v1/requests/{request_id}").answer()
     assert (state["id"], state["state"], state["resumable"], state["response"]) == (request_id, "decoding", True, None)
     assert [(choice["index"], choice["output_tokens"], choice["finish_reason"]) for choice in state["choices"]] == [
         (0, 2, None),
@@ -171,7 +164,6 @@ async def test_a_request_is_cancelled_at_any_gateway(
     headers = {"X-Spotwise-Resumable": "true"} if resumable else {}
     client = Client(app, "POST", CHATS, CHAT | {"stream": True}, headers)
     event = await client.event()
-    assert event.data is not None
     cancelled = await Client(at, "DELETE", f"/v1/requests/{event.data['id']}").answer()
     assert cancelled["state"] == "cancelled"
     await mesh.saver.save_all()

@@ -4,33 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, RESPONSE, FakeMesh
+from spotwise.text.chat_text import ChatText
+from tests.unit.gateway.apps import Json, MakeApp
+from tests.unit.gateway.fake_mesh import (
+    CHAT,
+    CHATS,
+    COMPLETION,
+    COMPLETIONS,
+    EMBEDDING,
+    EMBEDDINGS,
+    MESSAGE,
+    RESPONSE,
+    FakeMesh,
+)
+from tests.unit.gateway.keeping_mesh import KeepingMesh, keeping_app
 from tests.unit.gateway.listening import listening, post
 
-MESSAGE: dict[str, Any] = {**CHAT, "max_tokens": 8}
 #: Requests that the mesh leaves without a token.
-WAITING: list[tuple[str, dict[str, Any]]] = [
-    ("/v1/chat/completions", CHAT),
-    ("/v1/chat/completions", CHAT | {"stream": True}),
-    ("/v1/completions", COMPLETION | {"prompt": ["Hi", "Ho"]}),
+WAITING: list[tuple[str, Json]] = [
+    (CHATS, CHAT),
+    (CHATS, CHAT | {"stream": True}),
+    (COMPLETIONS, COMPLETION | {"prompt": ["Hi", "Ho"]}),
     ("/v1/responses", RESPONSE),
     ("/v1/messages", MESSAGE),
     ("/v1/messages", MESSAGE | {"stream": True}),
     ("/v1/embeddings", EMBEDDING),
 ]
 #: Bodies that are still on their way.
-UPLOADS = ["/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
+UPLOADS = [CHATS, "/v1/messages", "/v1/messages/count_tokens", "/tokenize", "/v1/embeddings"]
 
 
-async def test_what_is_not_answered_is_told(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
+async def test_what_is_not_answered_is_told(make_app: MakeApp, mesh: FakeMesh) -> None:
     """In OpenAI's form or Anthropic's, a 503 with `Retry-After`; nothing is left in the mesh."""
     mesh.hang_at = 0
     async with listening(make_app(embeddings=EMBEDDINGS), HttpLimits()) as server:
@@ -56,14 +65,12 @@ async def test_what_is_not_answered_is_told(make_app: Callable[..., Starlette], 
     assert not mesh.open
 
 
-async def test_a_stream_that_has_begun_is_cut(
-    make_app: Callable[..., Starlette], mesh: FakeMesh, registry: CollectorRegistry
-) -> None:
+async def test_a_stream_that_has_begun_is_cut(make_app: MakeApp, mesh: FakeMesh, registry: CollectorRegistry) -> None:
     """Without an end of its body, so that no client takes the half for the whole."""
     mesh.hang_at = 2
     async with listening(make_app(), HttpLimits()) as server:
         client = await server.connect()
-        await client.send(post("/v1/chat/completions", json.dumps(CHAT | {"stream": True}).encode()))
+        await client.send(post(CHATS, json.dumps(CHAT | {"stream": True}).encode()))
         await asyncio.wait_for(mesh.hung.get(), 30)
         server.server.should_exit = True
         rest = await client.rest()
@@ -72,36 +79,27 @@ async def test_a_stream_that_has_begun_is_cut(
     assert not mesh.open
 
 
-@pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages"])
-async def test_what_ends_in_time_is_answered(make_app: Callable[..., Starlette], mesh: FakeMesh, path: str) -> None:
-    entered, go = asyncio.Event(), asyncio.Event()
-    generate = mesh.generate
-
-    async def held(*arguments: Any) -> Any:
-        entered.set()
-        await go.wait()
-        async for item in generate(*arguments):
-            yield item
-
-    mesh.generate = held  # type: ignore[method-assign, assignment]
-    async with listening(make_app(), HttpLimits()) as server:
+@pytest.mark.parametrize("path", [CHATS, "/v1/messages"])
+async def test_what_ends_in_time_is_answered(text: ChatText, mesh: FakeMesh, path: str) -> None:
+    keeping = KeepingMesh(mesh.reply, hang_at=0)
+    async with listening(keeping_app(keeping, text), HttpLimits()) as server:
         client = await server.connect()
         await client.send(post(path, json.dumps(MESSAGE).encode()))
-        await entered.wait()
+        await asyncio.wait_for(keeping.hung.get(), 30)
         server.server.should_exit = True
         await asyncio.sleep(0.2)
-        go.set()
+        keeping.go.set()
         head, _ = await client.answer()
     assert head.startswith(b"http/1.1 200")
 
 
-async def test_a_second_signal_ends_the_grace(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
+async def test_a_second_signal_ends_the_grace(make_app: MakeApp, mesh: FakeMesh) -> None:
     """However long answers under way have to end, they are told at once then."""
     mesh.hang_at = 0
     async with listening(make_app(), HttpLimits()) as server:
         server.server.config.timeout_graceful_shutdown = 3600
         client = await server.connect()
-        await client.send(post("/v1/chat/completions", json.dumps(CHAT).encode()))
+        await client.send(post(CHATS, json.dumps(CHAT).encode()))
         await asyncio.wait_for(mesh.hung.get(), 30)
         server.server.should_exit = True
         await asyncio.sleep(0.3)

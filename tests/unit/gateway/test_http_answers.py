@@ -2,31 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import httpx
 import pytest
 
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.apps import Encode, Http, Json
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, FakeMesh
 
-Encode = Callable[[str], list[int]]
 
-
-async def complete(client: httpx.AsyncClient, **change: object) -> dict[str, Any]:
-    response = await client.post("/v1/completions", json=COMPLETION | change)
+async def complete(client: Http, **change: object) -> Json:
+    response = await client.post(COMPLETIONS, json=COMPLETION | change)
     assert response.status_code == 200, response.text
-    answer: dict[str, Any] = response.json()
+    answer: Json = response.json()
     return answer
 
 
-async def test_chat_completion(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_chat_completion(client: Http, mesh: FakeMesh) -> None:
     """The whole object; the end of sequence counts as a token and gives no text."""
-    answer = (await client.post("/v1/chat/completions", json=CHAT)).json()
+    answer = (await client.post(CHATS, json=CHAT)).json()
     prompt_tokens, output_tokens = len(mesh.spec.prompt_token_ids), len(mesh.reply)
     assert answer == {
         "id": answer["id"],
@@ -51,21 +48,21 @@ async def test_chat_completion(client: httpx.AsyncClient, mesh: FakeMesh) -> Non
     }
 
 
-async def test_cached_tokens_are_those_of_each_prompts_first_choice(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_cached_tokens_are_those_of_each_prompts_first_choice(client: Http, mesh: FakeMesh) -> None:
     """A prompt counts once, so what its other choices found cached, from the first one perhaps, does not count."""
     mesh.cached = {0: 16, 1: 32, 2: 48, 3: 64}
     answer = await complete(client, prompt=["Hi", "Ho"], n=2)
     assert answer["usage"]["prompt_tokens_details"] == {"cached_tokens": 16 + 48}
 
 
-async def test_text_completion(client: httpx.AsyncClient) -> None:
+async def test_text_completion(client: Http) -> None:
     answer = await complete(client)
     assert (answer["object"], answer["id"][:5]) == ("text_completion", "cmpl-")
     choice = {"index": 0, "text": "Hello, world!", "logprobs": None, "finish_reason": "stop", "stop_reason": None}
     assert answer["choices"] == [choice]
 
 
-async def test_length(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_length(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """`max_tokens` ends the text; usage is that number."""
     mesh.reply = encode("the quick brown fox jumps over the lazy dog")
     answer = await complete(client, max_tokens=2)
@@ -74,7 +71,7 @@ async def test_length(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode)
     assert answer["usage"]["completion_tokens"] == 2
 
 
-async def test_an_unfinished_character_at_the_length(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_an_unfinished_character_at_the_length(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """An incomplete character at the length limit ends the text as a replacement character; held text is not lost."""
     mesh.reply = [*encode("the"), *encode("\U0001f9e0")[:2], 5]
     answer = await complete(client, max_tokens=len(mesh.reply) - 1, stop="x")
@@ -84,7 +81,7 @@ async def test_an_unfinished_character_at_the_length(client: httpx.AsyncClient, 
 @pytest.mark.parametrize("batch_tokens", [1, 3, 100])
 @pytest.mark.parametrize("include", [False, True])
 async def test_stop_string(
-    client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText, encode: Encode, batch_tokens: int, include: bool
+    client: Http, mesh: FakeMesh, text: ChatText, encode: Encode, batch_tokens: int, include: bool
 ) -> None:
     """A stop string is found across token borders; tokens count up to its last one, and the sequence is stopped."""
     words = "stop strings span token borders"
@@ -104,7 +101,7 @@ async def test_stop_string(
         assert mesh.cancelled == [answer["id"]]
 
 
-async def test_stop_strings_count_from_min_tokens_on(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_stop_strings_count_from_min_tokens_on(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """Before, the text may hold them."""
     mesh.reply = [*encode("a b a b a b"), 2]
     first = await complete(client, stop="b", max_tokens=50)
@@ -115,7 +112,7 @@ async def test_stop_strings_count_from_min_tokens_on(client: httpx.AsyncClient, 
     assert later["usage"]["completion_tokens"] >= 4
 
 
-async def test_stop_token_of_the_client(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_stop_token_of_the_client(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """A stop token is counted and reported as the reason, but is no part of the text."""
     ids = encode("Hello, world!")
     answer = await complete(client, stop_token_ids=[ids[-1]])
@@ -127,16 +124,16 @@ async def test_stop_token_of_the_client(client: httpx.AsyncClient, mesh: FakeMes
     assert kept["choices"][0]["text"] == "Hello, world!"
 
 
-async def test_special_tokens_can_be_shown(client: httpx.AsyncClient) -> None:
+async def test_special_tokens_can_be_shown(client: Http) -> None:
     """Without `skip_special_tokens` the end-of-sequence token still stops, and its text is shown on request only."""
     answer = await complete(client, skip_special_tokens=False, include_stop_str_in_output=True)
     assert answer["choices"][0]["text"] == "Hello, world!<|im_end|>"
 
 
-async def test_choices(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_choices(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """Every choice its own text and end; the prompt counts once, the outputs together."""
     mesh.replies = {0: [*encode("Hello"), 2], 1: [*encode("你好"), 2], 2: encode("the quick brown fox jumps over the")}
-    response = await client.post("/v1/chat/completions", json=CHAT | {"n": 3, "max_tokens": 6})
+    response = await client.post(CHATS, json=CHAT | {"n": 3, "max_tokens": 6})
     answer = response.json()
     assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2]
     assert [choice["message"]["content"] for choice in answer["choices"]][:2] == ["Hello", "你好"]
@@ -145,31 +142,31 @@ async def test_choices(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode
     assert answer["usage"]["prompt_tokens"] == len(next(iter(mesh.specs.values())).prompt_token_ids)
 
 
-async def test_one_failing_choice_fails_the_answer(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_one_failing_choice_fails_the_answer(client: Http, mesh: FakeMesh) -> None:
     """When one choice fails, the answer is an error and the other choices are cancelled."""
     mesh.fail_at, mesh.fail_index = 1, 1
-    response = await client.post("/v1/completions", json=COMPLETION | {"n": 3})
+    response = await client.post(COMPLETIONS, json=COMPLETION | {"n": 3})
     assert (response.status_code, response.json()["error"]["code"]) == (503, "mesh_full")
     assert response.headers["retry-after"] == "2"
     assert not mesh.open
     assert len(mesh.cancelled) == 3
 
 
-async def test_chat_logprobs(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_chat_logprobs(client: Http, mesh: FakeMesh) -> None:
     """One entry a counted token, with exact bytes and the requested number of alternatives."""
     body = CHAT | {"logprobs": True, "top_logprobs": 2}
-    content = (await client.post("/v1/chat/completions", json=body)).json()["choices"][0]["logprobs"]["content"]
+    content = (await client.post(CHATS, json=body)).json()["choices"][0]["logprobs"]["content"]
     assert len(content) == len(mesh.reply)
     assert "".join(entry["token"] for entry in content) == "Hello, world!<|im_end|>"
     assert bytes(content[0]["bytes"]).decode() == content[0]["token"]
     assert content[0]["logprob"] == -0.5
     assert [entry["logprob"] for entry in content[0]["top_logprobs"]] == [-1.0, -2.0]
     assert set(content[0]["top_logprobs"][0]) == {"token", "logprob", "bytes"}
-    bare = (await client.post("/v1/chat/completions", json=CHAT | {"logprobs": True})).json()
+    bare = (await client.post(CHATS, json=CHAT | {"logprobs": True})).json()
     assert bare["choices"][0]["logprobs"]["content"][0]["top_logprobs"] == []
 
 
-async def test_completion_logprobs(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_completion_logprobs(client: Http, mesh: FakeMesh) -> None:
     """Four parallel lists; the sampled token is always among the alternatives; offsets are the text's."""
     logprobs = (await complete(client, logprobs=1))["choices"][0]["logprobs"]
     assert "".join(logprobs["tokens"]) == "Hello, world!<|im_end|>"
@@ -182,7 +179,7 @@ async def test_completion_logprobs(client: httpx.AsyncClient, mesh: FakeMesh) ->
 
 
 @pytest.mark.parametrize("prompt", ["Hello", "by ids"])
-async def test_echo(client: httpx.AsyncClient, encode: Encode, prompt: str) -> None:
+async def test_echo(client: Http, encode: Encode, prompt: str) -> None:
     """The prompt begins the text, as it was sent or as its ids decode; usage does not change."""
     sent = prompt if prompt == "Hello" else [0, *encode("Hello")]
     answer = await complete(client, prompt=sent, echo=True)
@@ -190,7 +187,7 @@ async def test_echo(client: httpx.AsyncClient, encode: Encode, prompt: str) -> N
     assert answer["usage"]["prompt_tokens"] == len(encode("Hello")) + 1
 
 
-async def test_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_echo_with_logprobs_scores_the_prompt(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """The prompt's tokens come first; nothing predicts the very first one."""
     answer = await complete(client, prompt="Hello", echo=True, logprobs=1)
     logprobs = answer["choices"][0]["logprobs"]
@@ -203,7 +200,7 @@ async def test_echo_with_logprobs_scores_the_prompt(client: httpx.AsyncClient, m
     assert logprobs["text_offset"][:2] == [0, 0]
 
 
-async def test_scoring_generates_nothing(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_scoring_generates_nothing(client: Http, mesh: FakeMesh) -> None:
     """`max_tokens` 0 with echo: the prompt's scores alone, no output token counted."""
     answer = await complete(client, prompt="Hello", echo=True, logprobs=0, max_tokens=0)
     choice = answer["choices"][0]
@@ -213,18 +210,18 @@ async def test_scoring_generates_nothing(client: httpx.AsyncClient, mesh: FakeMe
     assert mesh.spec.stop.max_new_tokens == 1
 
 
-async def test_token_ids_on_request(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_token_ids_on_request(client: Http, mesh: FakeMesh) -> None:
     """vLLM's `return_token_ids` adds the ids of prompt and answer."""
     choice = (await complete(client, return_token_ids=True))["choices"][0]
     assert choice["token_ids"] == list(mesh.reply)
     assert choice["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
     mesh.specs.clear()
-    chat = (await client.post("/v1/chat/completions", json=CHAT | {"return_token_ids": True})).json()
+    chat = (await client.post(CHATS, json=CHAT | {"return_token_ids": True})).json()
     assert chat["choices"][0]["token_ids"] == list(mesh.reply)
     assert chat["prompt_token_ids"] == list(mesh.spec.prompt_token_ids)
 
 
-async def test_impossible_alternatives_are_still_json(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_impossible_alternatives_are_still_json(client: Http, mesh: FakeMesh) -> None:
     """A probability of zero has no logarithm; JSON has no infinity."""
     original = mesh.generate
 
@@ -239,13 +236,13 @@ async def test_impossible_alternatives_are_still_json(client: httpx.AsyncClient,
     mesh.generate = impossible  # type: ignore[method-assign]
     assert (await complete(client, logprobs=0))["choices"][0]["logprobs"]["token_logprobs"][0] == -9999.0
     body = CHAT | {"logprobs": True}
-    chat = (await client.post("/v1/chat/completions", json=body)).json()
+    chat = (await client.post(CHATS, json=body)).json()
     assert chat["choices"][0]["logprobs"]["content"][0]["logprob"] == -9999.0
 
 
-async def test_a_sequence_that_the_mesh_gives_up_is_an_error(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_a_sequence_that_the_mesh_gives_up_is_an_error(client: Http, mesh: FakeMesh) -> None:
     """A sequence that the mesh gives up becomes an error answer, not a truncated success."""
     mesh.fail_at, mesh.error = 3, GenerationError(500, "worker_lost", "Its worker is gone.")
-    response = await client.post("/v1/completions", json=COMPLETION)
+    response = await client.post(COMPLETIONS, json=COMPLETION)
     assert (response.status_code, response.json()["error"]["code"]) == (500, "worker_lost")
     assert "retry-after" not in response.headers

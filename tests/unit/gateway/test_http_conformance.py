@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 
 import pytest
-from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.limits import HttpLimits
+from tests.unit.gateway.apps import MakeApp
 from tests.unit.gateway.fake_mesh import COMPLETION, FakeMesh
 from tests.unit.gateway.listening import Client, listening
 
-MakeApp = Callable[..., Starlette]
 PATIENT = HttpLimits(header_timeout_s=60, body_timeout_s=60, write_timeout_s=60)
 BODY = json.dumps(COMPLETION).encode()
 LINE = b"POST /v1/completions HTTP/1.1"
@@ -36,6 +34,11 @@ def sized(*lines: bytes, line: bytes = LINE, host: bytes = HOST) -> bytes:
 def chunked(body: bytes, *lines: bytes, line: bytes = LINE) -> bytes:
     """A completion whose body comes as it is given."""
     return head(line, HOST, TYPE, CHUNKED, *lines) + body
+
+
+def coded(coding: bytes, body: bytes | None = None) -> bytes:
+    """A completion of some coding; its body comes in chunks, unless it is given."""
+    return head(LINE, HOST, TYPE, b"Transfer-Encoding: " + coding) + (chunk(BODY) + END if body is None else body)
 
 
 def chunk(data: bytes, extension: bytes = b"") -> bytes:
@@ -100,6 +103,7 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "a blank before the method": (sized(line=b" POST /v1/completions HTTP/1.1"), 400),
     "a blank behind the version": (sized(line=b"POST /v1/completions HTTP/1.1 "), 400),
     "no target": (sized(line=b"POST HTTP/1.1"), 400),
+    "a line that is none": (b"GARBAGE\r\n\r\n", 400),
     "no version": (sized(line=b"POST /v1/completions"), 400),
     "HTTP/0.9": (b"GET /v1/models\r\n\r\n", 400),
     "a version 0.9": (sized(line=b"POST /v1/completions HTTP/0.9"), 505),
@@ -133,27 +137,18 @@ MALFORMED: dict[str, tuple[bytes, int]] = {
     "chunks and a length": (head(LINE, HOST, TYPE, CHUNKED, LENGTH) + BODY, 400),
     "a length and chunks": (head(LINE, HOST, TYPE, LENGTH, CHUNKED) + BODY, 400),
     "chunks in HTTP/1.0": (chunked(chunk(BODY) + END, line=b"POST /v1/completions HTTP/1.0"), 400),
-    "chunks twice": (head(LINE, HOST, TYPE, b"Transfer-Encoding: chunked, chunked") + chunk(BODY) + END, 400),
+    "chunks twice": (coded(b"chunked, chunked"), 400),
     "chunks in two fields": (chunked(chunk(BODY) + END, CHUNKED), 400),
-    "chunks before another coding": (head(LINE, HOST, TYPE, b"Transfer-Encoding: chunked, gzip") + chunk(BODY), 400),
-    "another coding": (head(LINE, HOST, TYPE, b"Transfer-Encoding: gzip") + BODY, 400),
-    "another coding before chunks": (
-        head(LINE, HOST, TYPE, b"Transfer-Encoding: gzip, chunked") + chunk(BODY) + END,
-        501,
-    ),
-    "the body as it is": (head(LINE, HOST, TYPE, b"Transfer-Encoding: identity") + BODY, 400),
+    "chunks before another coding": (coded(b"chunked, gzip", chunk(BODY)), 400),
+    "another coding": (coded(b"gzip", BODY), 400),
+    "another coding before chunks": (coded(b"gzip, chunked"), 501),
+    "the body as it is": (coded(b"identity", BODY), 400),
     "an empty coding": (head(LINE, HOST, TYPE, b"Transfer-Encoding:", LENGTH) + BODY, 400),
-    "a coding that begins like chunks": (
-        head(LINE, HOST, TYPE, b"Transfer-Encoding: chunkedx") + chunk(BODY) + END,
-        400,
-    ),
-    "a coding with a letter before": (head(LINE, HOST, TYPE, b"Transfer-Encoding: xchunked") + chunk(BODY) + END, 400),
-    "a coding in quotes": (head(LINE, HOST, TYPE, b'Transfer-Encoding: "chunked"') + chunk(BODY) + END, 400),
-    "a coding with a parameter": (head(LINE, HOST, TYPE, b"Transfer-Encoding: chunked;q=1") + chunk(BODY) + END, 400),
-    "a vertical tab before a coding": (
-        head(LINE, HOST, TYPE, b"Transfer-Encoding: \x0bchunked") + chunk(BODY) + END,
-        400,
-    ),
+    "a coding that begins like chunks": (coded(b"chunkedx"), 400),
+    "a coding with a letter before": (coded(b"xchunked"), 400),
+    "a coding in quotes": (coded(b'"chunked"'), 400),
+    "a coding with a parameter": (coded(b"chunked;q=1"), 400),
+    "a vertical tab before a coding": (coded(b"\x0bchunked"), 400),
     "two media types": (sized(b"Content-Type: text/plain"), 400),
     "two keys": (sized(b"Authorization: Bearer a", b"Authorization: Bearer b"), 400),
     "a chunk's size in hexadecimal": (chunked(b"0x5\r\nhello\r\n" + END), 400),

@@ -10,15 +10,14 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.applications import Starlette
 
 from spotwise.http.limits import HttpLimits
 from tests.contracts.waiting import until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, FakeMesh
+from tests.unit.gateway.apps import MakeApp
+from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, COMPLETIONS, FakeMesh
 from tests.unit.gateway.listening import Listening, listening, post
 
-MakeApp = Callable[..., Starlette]
-PATH = "/v1/completions"
+PATH = COMPLETIONS
 BODY = json.dumps(COMPLETION).encode()
 #: Short times, but for what a test does not wait for.
 PATIENT = HttpLimits(header_timeout_s=60, body_timeout_s=60, write_timeout_s=60)
@@ -263,15 +262,6 @@ async def test_an_answer_to_http_1_0_is_not_chunked(make_app: MakeApp, stream: b
             assert body.endswith(b"data: [DONE]\n\n")
         else:
             assert json.loads(body)["choices"][0]["text"] == "Hello, world!"
-
-
-@pytest.mark.parametrize(
-    "sent", [b"GARBAGE\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"CONNECT a:443 HTTP/1.1\r\n\r\n"]
-)
-async def test_what_is_no_http_1_is_refused_in_our_words(make_app: MakeApp, sent: bytes) -> None:
-    """400 with the one shape of errors."""
-    async with listening(make_app(), PATIENT) as server:
-        assert await refused(server, sent) == (400, "invalid_http")
 
 
 async def test_connections_are_used_again(make_app: MakeApp) -> None:

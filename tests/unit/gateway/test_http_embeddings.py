@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Callable
+import math
+from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from prometheus_client import CollectorRegistry
-from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from spotwise.core.requests.request import StopCriteria
@@ -20,28 +20,26 @@ from spotwise.gateway.apis.embedding_answer import AT_ONCE, finished
 from spotwise.gateway.generate.embedding_model import EmbeddingModel
 from spotwise.gateway.schema.embeddings import MAX_INPUTS
 from spotwise.http.errors import GenerationError
+from tests.unit.gateway.apps import Http, Json, MakeApp, connect, metric, openai_of
 from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh, embedding_of
+from tests.unit.gateway.keeping_mesh import Client
 
 PATH = "/v1/embeddings"
 
 
 @pytest.fixture
-async def client(make_app: Callable[..., Starlette]) -> AsyncIterator[httpx.AsyncClient]:
-    async with client_of(make_app(embeddings=EMBEDDINGS)) as opened:
+async def client(make_app: MakeApp) -> AsyncIterator[Http]:
+    async with connect(make_app(embeddings=EMBEDDINGS)) as opened:
         yield opened
 
 
-def client_of(app: Starlette) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
-
-
-async def embedded(client: httpx.AsyncClient, **body: Any) -> dict[str, Any]:
+async def embedded(client: Http, **body: Any) -> Json:
     answer = await client.post(PATH, json=EMBEDDING | body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
-async def refused(client: httpx.AsyncClient, **body: Any) -> tuple[int, str | None, str]:
+async def refused(client: Http, **body: Any) -> tuple[int, str | None, str]:
     answer = await client.post(PATH, json=EMBEDDING | body)
     error = answer.json()["error"]
     return answer.status_code, error["param"], error["code"]
@@ -51,7 +49,7 @@ def unit(embedding: tuple[float, ...]) -> Any:
     return pytest.approx(np.array(embedding) / np.linalg.norm(embedding), rel=1e-6)
 
 
-async def test_each_input_has_its_embedding(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_each_input_has_its_embedding(client: Http, mesh: FakeMesh) -> None:
     """In order, whatever kind of input; the mesh computes a prompt and one token, which costs the client nothing."""
     for inputs in ("Hello", ["Hello", "the quick fox"], [1, 2, 3], [[1, 2], [3], [4, 5, 6]]):
         mesh.specs.clear()
@@ -69,9 +67,7 @@ async def test_each_input_has_its_embedding(client: httpx.AsyncClient, mesh: Fak
     assert not mesh.open and not mesh.cancelled
 
 
-async def test_special_tokens_are_the_tokenizers(
-    client: httpx.AsyncClient, mesh: FakeMesh, model_dir_tokenizer: Tokenizer
-) -> None:
+async def test_special_tokens_are_the_tokenizers(client: Http, mesh: FakeMesh, model_dir_tokenizer: Tokenizer) -> None:
     """Unless the request leaves them out; lists of token ids are taken as they are."""
     for special in (True, False):
         mesh.specs.clear()
@@ -89,19 +85,17 @@ async def test_special_tokens_are_the_tokenizers(
         ({"truncate_prompt_tokens": -1}, list(range(10, 20))),
     ],
 )
-async def test_inputs_are_cut(
-    client: httpx.AsyncClient, mesh: FakeMesh, options: dict[str, Any], kept: list[int]
-) -> None:
+async def test_inputs_are_cut(client: Http, mesh: FakeMesh, options: Json, kept: list[int]) -> None:
     await embedded(client, input=list(range(10, 20)), **options)
     assert list(mesh.spec.prompt_token_ids) == kept
 
 
 @pytest.mark.parametrize(("longest", "max_tokens"), [(CONTEXT_LENGTH, None), (7, 7), (CONTEXT_LENGTH, 10_000)])
 async def test_an_input_may_fill_the_context(
-    make_app: Callable[..., Starlette], mesh: FakeMesh, longest: int, max_tokens: int | None
+    make_app: MakeApp, mesh: FakeMesh, longest: int, max_tokens: int | None
 ) -> None:
     """Or what the model was trained for, where that is less; a longer one is refused, or cut to that."""
-    async with client_of(make_app(embeddings=EmbeddingModel(Pooling.MEAN, max_tokens=max_tokens))) as client:
+    async with connect(make_app(embeddings=EmbeddingModel(Pooling.MEAN, max_tokens=max_tokens))) as client:
         assert (await embedded(client, input=[5] * longest))["usage"]["prompt_tokens"] == longest
         too_long = (400, "input", "context_length_exceeded")
         assert await refused(client, input=[5] * (longest + 1)) == too_long
@@ -116,7 +110,7 @@ async def test_an_input_may_fill_the_context(
         )
 
 
-async def test_numbers_come_as_json_or_in_base64(client: httpx.AsyncClient) -> None:
+async def test_numbers_come_as_json_or_in_base64(client: Http) -> None:
     """Little-endian float32."""
     (as_numbers,) = (await embedded(client))["data"]
     (as_bytes,) = (await embedded(client, encoding_format="base64"))["data"]
@@ -124,7 +118,7 @@ async def test_numbers_come_as_json_or_in_base64(client: httpx.AsyncClient) -> N
     assert [float(np.float32(number)) for number in as_numbers["embedding"]] == decoded.tolist()
 
 
-async def test_dimensions_are_the_first_ones(client: httpx.AsyncClient) -> None:
+async def test_dimensions_are_the_first_ones(client: Http) -> None:
     """Of the length 1 again, where embeddings have that."""
     whole = embedding_of([3, 4])
     for dimensions in (1, 3, 4):
@@ -144,17 +138,17 @@ async def test_dimensions_are_the_first_ones(client: httpx.AsyncClient) -> None:
     ],
 )
 async def test_dimensions_are_those_that_the_model_has(
-    make_app: Callable[..., Starlette], model: EmbeddingModel, given: int | None, withheld: int, code: str
+    make_app: MakeApp, model: EmbeddingModel, given: int | None, withheld: int, code: str
 ) -> None:
     """All of them always; fewer where the first ones were trained to be embeddings, too."""
-    async with client_of(make_app(embeddings=model)) as client:
+    async with connect(make_app(embeddings=model)) as client:
         assert await refused(client, dimensions=withheld) == (400, "dimensions", code)
         (found,) = (await embedded(client, dimensions=given))["data"]
         assert len(found["embedding"]) == (given or 4)
 
 
-async def test_lengths_are_the_models_unless_the_request_says(make_app: Callable[..., Starlette]) -> None:
-    async with client_of(make_app(embeddings=EmbeddingModel(Pooling.LAST, normalizes=False))) as client:
+async def test_lengths_are_the_models_unless_the_request_says(make_app: MakeApp) -> None:
+    async with connect(make_app(embeddings=EmbeddingModel(Pooling.LAST, normalizes=False))) as client:
         (found,) = (await embedded(client, input=[3, 4]))["data"]
         assert found["embedding"] == pytest.approx(embedding_of([3, 4]), rel=1e-6)
         (found,) = (await embedded(client, input=[3, 4], normalize=True))["data"]
@@ -168,9 +162,9 @@ def test_an_embedding_of_no_length_stays() -> None:
         finished(np.array([1, np.inf], np.float32), None, normalizes=True)
 
 
-async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: Callable[..., Starlette]) -> None:
+async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: MakeApp) -> None:
     """And why it has none."""
-    async with client_of(make_app()) as client:
+    async with connect(make_app()) as client:
         answer = await client.post(PATH, json=EMBEDDING)
         error = answer.json()["error"]
         assert (answer.status_code, error["param"], error["code"]) == (400, "model", "no_embeddings")
@@ -202,14 +196,12 @@ async def test_a_model_without_embeddings_says_how_it_gets_some(make_app: Callab
         ({"truncate_prompt_tokens": 0}, "truncate_prompt_tokens", "invalid_value"),
     ],
 )
-async def test_a_wrong_body_is_refused(
-    client: httpx.AsyncClient, mesh: FakeMesh, body: dict[str, Any], param: str, code: str
-) -> None:
+async def test_a_wrong_body_is_refused(client: Http, mesh: FakeMesh, body: Json, param: str, code: str) -> None:
     assert await refused(client, **body) == (400, param, code)
     assert not mesh.specs
 
 
-async def test_many_inputs_leave_room_for_others(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_many_inputs_leave_room_for_others(client: Http, mesh: FakeMesh) -> None:
     """A few are in the mesh at a time; all are answered, in order."""
 
     class Peak(set[str]):
@@ -225,7 +217,7 @@ async def test_many_inputs_leave_room_for_others(client: httpx.AsyncClient, mesh
     assert 1 < opened.most <= AT_ONCE
 
 
-async def test_an_error_of_one_input_ends_the_others(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_an_error_of_one_input_ends_the_others(client: Http, mesh: FakeMesh) -> None:
     mesh.fail_at, mesh.fail_index = 0, 1
     answer = await client.post(PATH, json=EMBEDDING | {"input": ["a"] * 100})
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "mesh_full")
@@ -233,33 +225,18 @@ async def test_an_error_of_one_input_ends_the_others(client: httpx.AsyncClient, 
     assert not mesh.open and len(mesh.specs) < 100
 
 
-async def test_a_client_that_leaves_ends_its_work(make_app: Callable[..., Starlette], mesh: FakeMesh) -> None:
+async def test_a_client_that_leaves_ends_its_work(make_app: MakeApp, mesh: FakeMesh) -> None:
     """In the mesh, too."""
     mesh.hang_at = 0
-    scope = {"type": "http", "method": "POST", "path": PATH, "headers": [], "query_string": b"", "state": {}}
-    left = asyncio.Event()
-    body = b'{"model": "%s", "input": ["a", "b"]}' % MODEL.encode()
-    received = iter([{"type": "http.request", "body": body, "more_body": False}])
-
-    async def receive() -> dict[str, Any]:
-        for message in received:
-            return message
-        await left.wait()
-        return {"type": "http.disconnect"}
-
-    async def send(message: Any) -> None:
-        raise AssertionError(message)
-
-    app = make_app(embeddings=EMBEDDINGS)
-    serving = asyncio.create_task(app(scope, receive, send))
+    client = Client(make_app(embeddings=EMBEDDINGS), "POST", PATH, EMBEDDING | {"input": ["a", "b"]})
     for _ in range(2):
         await asyncio.wait_for(mesh.hung.get(), 10)
-    left.set()
-    await asyncio.wait_for(serving, 10)
+    await client.leave()
+    assert not client.chunks
     assert not mesh.open and len(mesh.cancelled) == 2
 
 
-async def test_names_and_deadline_go_with_each_input(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_names_and_deadline_go_with_each_input(client: Http, mesh: FakeMesh) -> None:
     headers = {"x-request-id": "mine", "x-request-timeout": "30"}
     body = {"input": ["a", "b"], "user": "bob", "priority": 3, "cache_salt": "s"}
     answer = await client.post(PATH, json=EMBEDDING | body, headers=headers)
@@ -270,15 +247,27 @@ async def test_names_and_deadline_go_with_each_input(client: httpx.AsyncClient, 
     assert (await client.post(PATH, json=EMBEDDING, headers={"x-request-timeout": "0"})).status_code == 400
 
 
-async def test_they_are_counted(client: httpx.AsyncClient, registry: CollectorRegistry) -> None:
+async def test_they_are_counted(client: Http, registry: CollectorRegistry) -> None:
     """Prompts and their times, but no output."""
     tokens = (await embedded(client, input=["Hello", "the fox"]))["usage"]["prompt_tokens"]
-
-    def value(name: str, **labels: str) -> float | None:
-        return registry.get_sample_value(name, {"model_name": MODEL, **labels})
-
+    value = partial(metric, registry)
     assert value("vllm:prompt_tokens_total") == tokens
     assert value("vllm:generation_tokens_total") == 0
     assert value("vllm:request_success_total", finished_reason="length") == 2
     assert value("vllm:time_to_first_token_seconds_count") == 2
     assert value("vllm:num_requests_running") == value("vllm:num_requests_waiting") == 0
+
+
+async def test_openais_client_reads_them(make_app: MakeApp) -> None:
+    """OpenAI's client asks for base64 by itself, and gives numbers; of either format it gives the same."""
+    async with openai_of(make_app(embeddings=EMBEDDINGS)) as api:
+        answer = await api.embeddings.create(**EMBEDDING | {"input": [[1, 2], [7]]}, extra_body={"normalize": False})
+        assert [(each.index, each.embedding) for each in answer.data] == [
+            (index, pytest.approx(embedding_of(ids), rel=1e-6)) for index, ids in enumerate(([1, 2], [7]))
+        ]
+        assert (answer.usage.prompt_tokens, answer.usage.total_tokens) == (3, 3)
+        assert (answer.model, answer.object) == (MODEL, "list")
+        as_base64 = await api.embeddings.create(**EMBEDDING, dimensions=3)
+        as_numbers = await api.embeddings.create(**EMBEDDING, dimensions=3, encoding_format="float")
+        assert as_base64.data[0].embedding == pytest.approx(as_numbers.data[0].embedding, rel=1e-6)
+        assert math.hypot(*as_numbers.data[0].embedding) == pytest.approx(1, rel=1e-6)

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
-import httpx
+import openai
 import pytest
-from starlette.applications import Starlette
 
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, CONTEXT_LENGTH, FakeMesh
+from spotwise.gateway.access.auth import ApiKey
+from tests.unit.gateway.apps import Http, Json, MakeApp, connect, openai_of
+from tests.unit.gateway.fake_mesh import BOTH, CHAT, CHATS, COMPLETION, COMPLETIONS, CONTEXT_LENGTH, FakeMesh
 
 USER = {"role": "user", "content": "Hi"}
+#: The token of that letter.
+H = 42
 IMAGE = {"type": "image_url", "image_url": {"url": "x"}}
 
-SHARED: list[tuple[dict[str, Any], str, str]] = [
+NO_TEXTS: tuple[Any, ...] = (7, [], {})
+NUMBERS = ("max_tokens", "n", "seed", "top_k", "min_tokens", "priority", "temperature", "top_p")
+
+SHARED: list[tuple[Json, str, str]] = [
     ({"model": 3}, "model", "invalid_type"),
     ({"temperature": "hot"}, "temperature", "invalid_type"),
-    ({"temperature": True}, "temperature", "invalid_type"),
+    *(({name: True}, name, "invalid_type") for name in NUMBERS),  # though a Python bool is an int
     ({"temperature": -0.1}, "temperature", "invalid_value"),
     ({"temperature": 2.1}, "temperature", "invalid_value"),
     ({"top_p": 0}, "top_p", "invalid_value"),
@@ -27,7 +33,7 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"min_p": 1.5}, "min_p", "invalid_value"),
     ({"presence_penalty": 3}, "presence_penalty", "invalid_value"),
     ({"frequency_penalty": -3}, "frequency_penalty", "invalid_value"),
-    ({"repetition_penalty": 0}, "repetition_penalty", "invalid_value"),
+    *(({"repetition_penalty": each}, "repetition_penalty", "invalid_value") for each in (0, 5e-324, 0.0099, 10.1)),
     ({"seed": 2**63}, "seed", "invalid_value"),
     ({"seed": 2**70}, "seed", "invalid_type"),
     ({"priority": "high"}, "priority", "invalid_type"),
@@ -47,6 +53,19 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"stop": [""]}, "stop", "invalid_value"),
     ({"stop": ["a", 1]}, "stop", "invalid_value"),
     ({"stop": ["a"] * 17}, "stop", "invalid_value"),
+    *(({"cache_salt": each}, "cache_salt", "invalid_value") for each in ("", "x" * 1025)),
+    *(({"cache_salt": each}, "cache_salt", "invalid_type") for each in NO_TEXTS),
+    *(({"truncate_prompt_tokens": each}, "truncate_prompt_tokens", "invalid_value") for each in (0, -2, 257)),
+    ({"truncate_prompt_tokens": 3, "truncation_side": "middle"}, "truncation_side", "invalid_value"),
+    *(({"prompt_logprobs": each}, "prompt_logprobs", "invalid_value") for each in (21, -1)),
+    ({"prompt_logprobs": 1, "stream": True}, "prompt_logprobs", "invalid_value"),
+    *(({"allowed_token_ids": each}, "allowed_token_ids", "invalid_value") for each in ([], [10**6], [*range(1025)])),
+    ({"allowed_token_ids": [2], "min_tokens": 1}, "allowed_token_ids", "invalid_value"),
+    ({"allowed_token_ids": [H], "bad_words": ["H"]}, "allowed_token_ids", "invalid_value"),
+    *(({"bad_words": [each]}, "bad_words.0", "invalid_value") for each in ("", "x" * 257)),
+    ({"bad_words": [7]}, "bad_words.0", "invalid_type"),
+    ({"bad_words": ["x"] * 129}, "bad_words", "invalid_value"),
+    ({"bad_words": [f"{number} qzxj qzxj qzxj qzxj" for number in range(120)]}, "bad_words", "invalid_value"),
     ({"stop_token_ids": [1, "2"]}, "stop_token_ids.1", "invalid_type"),
     ({"stop_token_ids": [512]}, "stop_token_ids", "invalid_value"),
     ({"logit_bias": {"5": 101}}, "logit_bias.5", "invalid_value"),
@@ -58,12 +77,26 @@ SHARED: list[tuple[dict[str, Any], str, str]] = [
     ({"stream_options": {"include_usage": True}}, "stream_options", "invalid_value"),
     ({"stream": True, "stream_options": {"include_usage": 1}}, "stream_options.include_usage", "invalid_type"),
     ({"stream": True, "stream_options": 1}, "stream_options", "invalid_type"),
-    ({"functions": [{}]}, "functions", "unsupported_parameter"),
-    ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
-    ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
-    ({"guided_json": {"type": "object"}}, "guided_json", "unsupported_parameter"),
 ]
-CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
+
+
+def calling(*calls: Any) -> Json:
+    """A chat whose model has made these calls."""
+    return {"messages": [USER, {"role": "assistant", "content": None, "tool_calls": [*calls]}]}
+
+
+MISSING = "missing_required_parameter"
+CHAT_ONLY: list[tuple[Json, str, str]] = [
+    (calling({"id": "1", "type": "function"}), "messages.1.tool_calls.0.function", MISSING),
+    (calling({"type": "custom", "custom": {"name": "x", "input": ""}}), "messages.1.tool_calls.0.function", MISSING),
+    (calling({"function": {"arguments": "{}"}}), "messages.1.tool_calls.0.function.name", MISSING),
+    (calling({"function": {"name": 5}}), "messages.1.tool_calls.0.function.name", "invalid_type"),
+    (
+        calling({"function": {"name": "f", "arguments": 5}}),
+        "messages.1.tool_calls.0.function.arguments",
+        "invalid_value",
+    ),
+    (calling("f"), "messages.1.tool_calls.0", "invalid_type"),
     ({"messages": []}, "messages", "invalid_value"),
     ({"messages": "Hi"}, "messages", "invalid_type"),
     ({"messages": ["Hi"]}, "messages.0", "invalid_type"),
@@ -87,7 +120,7 @@ CHAT_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"top_logprobs": 2}, "top_logprobs", "invalid_value"),
     ({"continue_final_message": True, "add_generation_prompt": True}, "continue_final_message", "invalid_value"),
 ]
-COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
+COMPLETION_ONLY: list[tuple[Json, str, str]] = [
     ({"prompt": None}, "prompt", "missing_required_parameter"),
     ({"prompt": ""}, "prompt", "invalid_value"),
     ({"prompt": []}, "prompt", "invalid_value"),
@@ -101,8 +134,8 @@ COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
     ({"prompt": [-1], "echo": True}, "prompt", "invalid_value"),
     ({"prompt": [2**63], "echo": True}, "prompt", "invalid_value"),
     ({"prompt": ["a", "long " * 300]}, "prompt", "context_length_exceeded"),
+    ({"prompt": "long " * 300, "truncate_prompt_tokens": CONTEXT_LENGTH}, "prompt", "context_length_exceeded"),
     ({"prompt": ["a"] * 17, "n": 16}, "prompt", "invalid_value"),
-    ({"suffix": "end"}, "suffix", "unsupported_parameter"),
     ({"best_of": 2}, "best_of", "unsupported_parameter"),
     ({"logprobs": 21}, "logprobs", "invalid_value"),
     ({"logprobs": True}, "logprobs", "invalid_type"),
@@ -110,20 +143,14 @@ COMPLETION_ONLY: list[tuple[dict[str, Any], str, str]] = [
 
 
 def cases() -> list[Any]:
-    rows = [("/v1/chat/completions", CHAT, *row) for row in SHARED + CHAT_ONLY]
-    rows += [("/v1/completions", COMPLETION, *row) for row in SHARED + COMPLETION_ONLY]
+    rows = [(CHATS, CHAT, *row) for row in SHARED + CHAT_ONLY]
+    rows += [(COMPLETIONS, COMPLETION, *row) for row in SHARED + COMPLETION_ONLY]
     return [pytest.param(*row, id=f"{row[0][4:]}-{str(row[2])[:50]}") for row in rows]
 
 
 @pytest.mark.parametrize(("path", "valid", "change", "param", "code"), cases())
 async def test_wrong_parameters_are_named(
-    client: httpx.AsyncClient,
-    mesh: FakeMesh,
-    path: str,
-    valid: dict[str, Any],
-    change: dict[str, Any],
-    param: str,
-    code: str,
+    client: Http, mesh: FakeMesh, path: str, valid: Json, change: Json, param: str, code: str
 ) -> None:
     """400 before anything reaches the mesh; the error names the parameter by its dotted path."""
     response = await client.post(path, json=valid | change)
@@ -151,16 +178,15 @@ async def test_wrong_parameters_are_named(
     ],
     ids=lambda body: repr(body[:20]),
 )
-async def test_malformed_json(client: httpx.AsyncClient, body: bytes) -> None:
+async def test_malformed_json(client: Http, body: bytes) -> None:
     """Whatever is not one JSON object is a 400, lone surrogates and non-finite numbers included."""
-    response = await client.post("/v1/completions", content=body, headers={"content-type": "application/json"})
+    response = await client.post(COMPLETIONS, content=body, headers={"content-type": "application/json"})
     assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_json")
 
 
-@pytest.mark.parametrize("valid", [CHAT, COMPLETION])
-async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("path", "valid"), BOTH.items())
+async def test_model_is_required_and_known(client: Http, path: str, valid: Json) -> None:
     """A missing model is 400; another one is 404 with the served model's name."""
-    path = "/v1/chat/completions" if "messages" in valid else "/v1/completions"
     missing = await client.post(path, json={key: value for key, value in valid.items() if key != "model"})
     assert (missing.status_code, missing.json()["error"]["param"]) == (400, "model")
     unknown = await client.post(path, json=valid | {"model": "gpt-x"})
@@ -169,14 +195,14 @@ async def test_model_is_required_and_known(client: httpx.AsyncClient, valid: dic
     assert "acme/tiny-chat" in error["message"]
 
 
-async def test_other_media_types(client: httpx.AsyncClient) -> None:
+async def test_other_media_types(client: Http) -> None:
     """A form is 415; JSON with a charset, or without any announcement, is read."""
-    form = await client.post("/v1/completions", data={"prompt": "Hi"})
+    form = await client.post(COMPLETIONS, data={"prompt": "Hi"})
     assert (form.status_code, form.json()["error"]["code"]) == (415, "unsupported_media_type")
     body = b'{"model": "acme/tiny-chat", "prompt": "Hi"}'
     named = {"content-type": "application/json; charset=utf-8"}
-    assert (await client.post("/v1/completions", content=body, headers=named)).status_code == 200
-    assert (await client.post("/v1/completions", content=body)).status_code == 200
+    assert (await client.post(COMPLETIONS, content=body, headers=named)).status_code == 200
+    assert (await client.post(COMPLETIONS, content=body)).status_code == 200
 
 
 async def _chunks(count: int) -> AsyncIterator[bytes]:
@@ -185,12 +211,12 @@ async def _chunks(count: int) -> AsyncIterator[bytes]:
 
 
 @pytest.mark.parametrize("announced", [True, False])
-async def test_oversize_body(make_app: Callable[..., Starlette], announced: bool) -> None:
+async def test_oversize_body(make_app: MakeApp, announced: bool) -> None:
     """413, by the announced length or when a chunked body grows past the limit."""
     app = make_app(max_body_bytes=1000)
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with connect(app) as client:
         content: Any = b"x" * 1001 if announced else _chunks(11)
-        response = await client.post("/v1/completions", content=content)
+        response = await client.post(COMPLETIONS, content=content)
         assert (response.status_code, response.json()["error"]["code"]) == (413, "request_too_large")
 
 
@@ -203,6 +229,25 @@ async def test_oversize_body(make_app: Callable[..., Starlette], announced: bool
         {"stream": False, "stream_options": None, "temperature": 2, "stop": []},
     ],
 )
-async def test_harmless_parameters_are_accepted(client: httpx.AsyncClient, change: dict[str, Any]) -> None:
-    assert (await client.post("/v1/chat/completions", json=CHAT | change)).status_code == 200
-    assert (await client.post("/v1/completions", json=COMPLETION | change)).status_code == 200
+async def test_harmless_parameters_are_accepted(client: Http, change: Json) -> None:
+    assert (await client.post(CHATS, json=CHAT | change)).status_code == 200
+    assert (await client.post(COMPLETIONS, json=COMPLETION | change)).status_code == 200
+
+
+async def test_openais_client_raises_its_own_exceptions(make_app: MakeApp, mesh: FakeMesh) -> None:
+    api = openai_of(make_app(api_keys=(ApiKey("key"),)), "key")
+    with pytest.raises(openai.NotFoundError) as not_found:
+        await api.chat.completions.create(**CHAT | {"model": "other"})
+    assert (not_found.value.code, not_found.value.param) == ("model_not_found", "model")
+    with pytest.raises(openai.BadRequestError) as bad:
+        await api.chat.completions.create(**CHAT, temperature=3)
+    assert bad.value.param == "temperature"
+    with pytest.raises(openai.AuthenticationError):
+        await api.with_options(api_key="wrong").models.list()
+    mesh.fail_at = 2
+    with pytest.raises(openai.InternalServerError):
+        await api.completions.create(**COMPLETION)
+    stream = await api.completions.create(**COMPLETION, stream=True)
+    with pytest.raises(openai.APIError, match="All workers are full"):
+        async for _ in stream:
+            pass

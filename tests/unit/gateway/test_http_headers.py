@@ -1,50 +1,45 @@
-"""Tests of headers and paths: request ids, origins, encodings and slashes."""
+"""Tests of headers and paths: request ids, origins, encodings, slashes, and deadlines by `X-Request-Timeout`."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import time
 from functools import partial
 from pathlib import Path
 
-import httpx
 import pytest
 from pydantic import ValidationError
-from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.settings import GatewaySettings
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, MODEL, FakeMesh
+from spotwise.http.errors import GenerationError
+from spotwise.text.chat_text import ChatText
+from tests.unit.gateway.apps import Http, MakeApp, app_over, connect
+from tests.unit.gateway.fake_mesh import BOTH, CHAT, CHATS, COMPLETION, COMPLETIONS, MODEL, FakeMesh
 
-MakeApp = Callable[..., Starlette]
 ORIGIN = "https://chat.example"
 
 
-def connect(app: Starlette, **headers: str) -> httpx.AsyncClient:
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway", headers=headers)
-
-
 @pytest.mark.parametrize("stream", [False, True])
-async def test_the_clients_request_id_is_the_answers(client: httpx.AsyncClient, mesh: FakeMesh, stream: bool) -> None:
-    """The client's request id is in the answer's header and in the request to the mesh."""
+async def test_the_clients_request_id_is_the_answers(client: Http, mesh: FakeMesh, stream: bool) -> None:
     body = COMPLETION | {"stream": stream}
-    response = await client.post("/v1/completions", json=body, headers={"X-Request-Id": "trace/42:a=b"})
+    response = await client.post(COMPLETIONS, json=body, headers={"X-Request-Id": "trace/42:a=b"})
     assert response.headers.get_list("x-request-id") == ["trace/42:a=b"]
     assert mesh.spec.client_request_id == "trace/42:a=b"
 
 
-async def test_without_one_it_is_the_id_of_the_answer(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_without_one_it_is_the_id_of_the_answer(client: Http, mesh: FakeMesh) -> None:
     """Under which its ledger is kept; errors of the mesh carry it as well."""
-    response = await client.post("/v1/completions", json=COMPLETION)
+    response = await client.post(COMPLETIONS, json=COMPLETION)
     assert response.headers.get_list("x-request-id") == [response.json()["id"]]
     assert mesh.spec.client_request_id == ""
     mesh.specs.clear()
     mesh.fail_at = 0
-    failed = await client.post("/v1/completions", json=COMPLETION)
+    failed = await client.post(COMPLETIONS, json=COMPLETION)
     assert (failed.status_code, failed.headers.get_list("x-request-id")) == (503, list(mesh.specs))
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/nothing", "/v1/models"])
+@pytest.mark.parametrize("path", [COMPLETIONS, "/v1/nothing", "/v1/models"])
 async def test_errors_carry_an_id(make_app: MakeApp, path: str) -> None:
     """Whatever is refused: by its body, its path, its key."""
     async with connect(make_app(api_keys=(ApiKey("key"),))) as client:
@@ -57,9 +52,9 @@ async def test_errors_carry_an_id(make_app: MakeApp, path: str) -> None:
 
 
 @pytest.mark.parametrize("given", ["", "a b", "x" * 129, "é", '"quoted"', "a,b"])
-async def test_odd_ids_are_not_given_back(client: httpx.AsyncClient, given: str) -> None:
+async def test_odd_ids_are_not_given_back(client: Http, given: str) -> None:
     headers = {b"X-Request-Id": given.encode("latin-1")}
-    response = await client.post("/v1/completions", json=COMPLETION, headers=headers)
+    response = await client.post(COMPLETIONS, json=COMPLETION, headers=headers)
     assert response.headers["x-request-id"] == response.json()["id"]
 
 
@@ -72,21 +67,17 @@ async def test_a_browser_without_a_key_reads_answers_and_errors(make_app: MakeAp
         "Access-Control-Request-Headers": "authorization,content-type,x-stainless-os",
     }
     async with connect(app) as client:
-        preflight = await client.options("/v1/chat/completions", headers=preflight_headers)
+        preflight = await client.options(CHATS, headers=preflight_headers)
         assert preflight.status_code == 200
         assert preflight.headers["access-control-allow-origin"] == ORIGIN
         assert "POST" in preflight.headers["access-control-allow-methods"]
         assert "x-stainless-os" in preflight.headers["access-control-allow-headers"]
-        refused = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": ORIGIN})
+        refused = await client.post(CHATS, json=CHAT, headers={"Origin": ORIGIN})
         assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, ORIGIN)
-        answer = await client.post(
-            "/v1/chat/completions", json=CHAT, headers={"Origin": ORIGIN, "Authorization": "Bearer key"}
-        )
+        answer = await client.post(CHATS, json=CHAT, headers={"Origin": ORIGIN, "Authorization": "Bearer key"})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, ORIGIN)
         assert "X-Request-Id" in answer.headers["access-control-expose-headers"]
-        other = await client.options(
-            "/v1/chat/completions", headers=preflight_headers | {"Origin": "https://evil.example"}
-        )
+        other = await client.options(CHATS, headers=preflight_headers | {"Origin": "https://evil.example"})
         assert "access-control-allow-origin" not in other.headers
 
 
@@ -112,7 +103,7 @@ async def test_pages_of_other_origins_cannot_use_an_open_api(
     """A page that a user of this machine looks at sends without asking, under a name that may lead to loopback."""
     async with connect(make_app(cors_origins=(ORIGIN,))) as client:
         # Without a media type: a browser sends that without a preflight request.
-        answer = await client.post("/v1/chat/completions", content=json.dumps(CHAT), headers=headers)
+        answer = await client.post(CHATS, content=json.dumps(CHAT), headers=headers)
         assert (answer.status_code, bool(mesh.specs)) == (status, status == 200)
         if status == 403:
             error = answer.json()["error"]
@@ -123,7 +114,7 @@ async def test_pages_of_other_origins_cannot_use_an_open_api(
 async def test_a_valid_key_is_enough_from_any_page(make_app: MakeApp, headers: dict[str, str], status: int) -> None:
     """A page that has a key was given it; one that has none is refused for that."""
     async with connect(make_app(api_keys=(ApiKey("key"),))) as client:
-        post = partial(client.post, "/v1/chat/completions", json=CHAT)
+        post = partial(client.post, CHATS, json=CHAT)
         assert (await post(headers=headers | {"Authorization": "Bearer key"})).status_code == 200
         assert (await post(headers=headers)).status_code == 401
 
@@ -132,7 +123,7 @@ async def test_every_page_may_use_an_open_api_where_that_is_said(make_app: MakeA
     """`*` is for pages without an origin, too."""
     async with connect(make_app(cors_origins=("*",))) as client:
         for origin in ("https://any.example", "null"):
-            answer = await client.post("/v1/chat/completions", json=CHAT, headers={"Origin": origin})
+            answer = await client.post(CHATS, json=CHAT, headers={"Origin": origin})
             assert answer.status_code == 200
 
 
@@ -153,12 +144,12 @@ def test_what_is_no_origin_is_refused_at_the_start(origins: str, model_dir: Path
 
 
 @pytest.mark.parametrize("coding", ["deflate", "br", "gzip, identity", "gzip, gzip"])
-async def test_encoded_bodies(client: httpx.AsyncClient, coding: str) -> None:
+async def test_encoded_bodies(client: Http, coding: str) -> None:
     """What is neither gzip nor `identity` gets 415 with what to send instead."""
-    response = await client.post("/v1/completions", content=b"\x1f\x8b", headers={"Content-Encoding": coding})
+    response = await client.post(COMPLETIONS, content=b"\x1f\x8b", headers={"Content-Encoding": coding})
     assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_content_encoding")
     assert response.headers["accept-encoding"] == "gzip, identity"
-    plain = await client.post("/v1/completions", json=COMPLETION, headers={"Content-Encoding": "identity"})
+    plain = await client.post(COMPLETIONS, json=COMPLETION, headers={"Content-Encoding": "identity"})
     assert plain.status_code == 200
 
 
@@ -172,3 +163,63 @@ async def test_slashes_behind_a_path(make_app: MakeApp) -> None:
         assert (await client.post("/v1/chat/completions/", json=CHAT)).status_code == 200
         assert (await client.post("/v1/completions//", json=COMPLETION)).status_code == 200
         assert (await client.get("/")).json()["error"]["code"] == "unknown_url"
+
+
+EXCEEDED = GenerationError(504, "deadline_exceeded", "the deadline came after 2 tokens")
+
+
+@pytest.mark.parametrize(("path", "body"), BOTH.items())
+async def test_the_header_is_a_deadline_for_every_choice(
+    client: Http, mesh: FakeMesh, path: str, body: dict[str, object]
+) -> None:
+    before_s = time.time()
+    answer = await client.post(path, json={**body, "n": 2}, headers={"X-Request-Timeout": "2.5"})
+    assert answer.status_code == 200
+    deadlines = {spec.deadline_unix_s for spec in mesh.specs.values()}
+    (deadline_s,) = deadlines
+    assert deadline_s is not None
+    assert before_s + 2.5 <= deadline_s <= time.time() + 2.5
+
+
+async def test_deadlines_are_of_the_clock_that_judges_them(mesh: FakeMesh, text: ChatText) -> None:
+    """The machine's own may be set meanwhile: a deadline that is measured by it would come an hour early."""
+    app = app_over(mesh, text, now=lambda: 1000.0)
+    async with connect(app) as client:
+        await client.post(COMPLETIONS, json=COMPLETION, headers={"X-Request-Timeout": "2.5"})
+    assert mesh.spec.deadline_unix_s == 1002.5
+
+
+async def test_without_the_header_there_is_no_deadline(client: Http, mesh: FakeMesh) -> None:
+    """OpenAI's clients send how long they wait between two events, which says nothing of the whole answer."""
+    await client.post(COMPLETIONS, json=COMPLETION, headers={"X-Stainless-Read-Timeout": "600"})
+    assert mesh.spec.deadline_unix_s is None
+
+
+@pytest.mark.parametrize("value", ["", "0", "0.0", "-1", "soon", "nan", "inf", "1e3", "1_0", "5,5", "٣", "9" * 400])
+async def test_no_number_of_seconds_is_refused(client: Http, mesh: FakeMesh, value: str) -> None:
+    answer = await client.post(COMPLETIONS, json=COMPLETION, headers=[(b"x-request-timeout", value.encode())])
+    error = answer.json()["error"]
+    assert (answer.status_code, error["param"], error["code"]) == (400, "x-request-timeout", "invalid_value")
+    assert mesh.specs == {}
+
+
+async def test_two_of_them_are_refused(client: Http) -> None:
+    headers = [("X-Request-Timeout", "5"), ("X-Request-Timeout", "6")]
+    assert (await client.post(COMPLETIONS, json=COMPLETION, headers=headers)).status_code == 400
+
+
+async def test_an_answer_that_is_late_is_a_504_that_no_client_repeats(client: Http, mesh: FakeMesh) -> None:
+    """OpenAI's clients repeat a 5xx unless they are told not to."""
+    mesh.fail_at, mesh.error = 2, EXCEEDED
+    answer = await client.post(COMPLETIONS, json=COMPLETION, headers={"X-Request-Timeout": "2"})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (504, "deadline_exceeded")
+    assert answer.headers["x-should-retry"] == "false"
+    assert "retry-after" not in answer.headers
+
+
+async def test_a_stream_that_is_late_ends_with_an_error_event(client: Http, mesh: FakeMesh) -> None:
+    mesh.fail_at, mesh.error = 2, EXCEEDED
+    answer = await client.post(COMPLETIONS, json={**COMPLETION, "stream": True})
+    *_, error, done = [line for line in answer.text.split("\n") if line]
+    assert '"code":"deadline_exceeded"' in error
+    assert done == "data: [DONE]"

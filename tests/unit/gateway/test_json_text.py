@@ -1,4 +1,4 @@
-"""What a JSON text holds is found out without parsing it."""
+"""JSON of any size: what a text holds is found out without parsing it, and answers are written and sent in parts."""
 
 from __future__ import annotations
 
@@ -6,12 +6,14 @@ import json
 import time
 from typing import Any
 
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from starlette.types import Message
 
 from spotwise.http import json_text
-from spotwise.http.json_text import JsonTooComplexError, require_bounded_json
+from spotwise.http.json_text import JsonList, JsonTooComplexError, PartsResponse, json_parts, require_bounded_json
 
 TEXTS = st.text(st.sampled_from('a"\\[]{},:\n é'), max_size=6)
 VALUES = st.recursive(
@@ -80,3 +82,58 @@ def test_long_texts_and_long_prompts_pass() -> None:
     require_bounded_json(json.dumps({"prompt": '{"[]"}, ' * 800_000}).encode())
     require_bounded_json(json.dumps({"prompt": [[12345] * 5000] * 230}, separators=(",", ":")).encode())
     require_bounded_json(json.dumps({"messages": [{"role": "user", "content": "[]"}] * 16_000}).encode())
+
+
+PART_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=20,
+)
+
+
+@given(PART_VALUES)
+def test_the_parts_are_the_value(value: Any) -> None:
+    assert json.loads(b"".join(json_parts(value))) == value
+
+
+@given(st.lists(st.lists(PART_VALUES, max_size=3), max_size=4))
+def test_a_list_is_written_while_its_items_come(items: list[list[Any]]) -> None:
+    written = JsonList()
+    for some in items:
+        written.extend(some)
+    whole = [item for some in items for item in some]
+    value = {"choices": [{"index": 0, "logprobs": {"content": written, "refusal": None}}], "tail": 1}
+    expected = {"choices": [{"index": 0, "logprobs": {"content": whole, "refusal": None}}], "tail": 1}
+    assert json.loads(b"".join(json_parts(value))) == expected
+
+
+async def sent(parts: list[bytes]) -> tuple[dict[bytes, bytes], list[bytes]]:
+    messages: list[Message] = []
+
+    async def send(message: Message) -> None:
+        messages.append(message)
+
+    async def receive() -> Message:
+        raise AssertionError
+
+    await PartsResponse(parts, {"X-Request-Id": "r"})({"type": "http"}, receive, send)
+    start, *bodies = messages
+    assert [each["more_body"] for each in bodies] == [True] * (len(bodies) - 1) + [False]
+    return dict(start["headers"]), [each["body"] for each in bodies]
+
+
+async def test_a_body_is_sent_in_chunks_of_its_length() -> None:
+    body = orjson.dumps(["x" * 100] * 20_000)
+    parts = [body[:10], body[10:1_000_000], *[body[first : first + 100] for first in range(1_000_000, len(body), 100)]]
+    headers, chunks = await sent(parts)
+    assert b"".join(chunks) == body
+    assert headers[b"content-length"] == str(len(body)).encode()
+    assert headers[b"content-type"] == b"application/json"
+    assert headers[b"x-request-id"] == b"r"
+    assert max(map(len, chunks)) < 200_000
+    assert len(chunks) < len(body) / 60_000
+
+
+async def test_a_small_body_is_one_chunk() -> None:
+    _, chunks = await sent([b'{"a":', b"1}"])
+    assert chunks == [b'{"a":1}']

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 
-from spotwise.core.access.keys import KeyRecord, KeyScope, KeySecret, digest_of, secret_of
+from spotwise.core.access.keys import KeyScope, digest_of
 from spotwise.gateway.access.api_access import ApiAccess
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.gateway.access.known_keys import KnownKeys
@@ -25,19 +20,9 @@ from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.redis.keys import record_json
 from tests.fakes.memory import FakeClock
 from tests.fakes.memory_keys import MemoryKeys
-from tests.unit.gateway.fake_mesh import CHAT
-
-MakeApp = Callable[..., Starlette]
-
-
-def secret(number: int) -> bytes:
-    """The secret of that number."""
-    return secret_of(base64.urlsafe_b64encode(bytes([number]) * 32).rstrip(b"=").decode()).encode()
-
-
-def key(name: str, number: int, *scopes: KeyScope, **more: Any) -> KeyRecord:
-    """A key with one secret."""
-    return KeyRecord(name, (KeySecret(digest_of(secret(number))),), scopes or (KeyScope.GENERATE,), 0.0, **more)
+from tests.unit.gateway.apps import Json, MakeApp, connect
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
+from tests.unit.gateway.limits import bearer, key, secret
 
 
 class CountingKeys(MemoryKeys):
@@ -98,9 +83,8 @@ async def test_the_first_key_of_all_has_its_limits_at_once(
     keys = KnownKeys((), clock, store)
     await keys.look()
     access = ApiAccess(keys, Quotas(store, clock, "g", lambda _: None))
-    headers = {"Authorization": f"Bearer {secret(1).decode()}"}
-    transport = httpx.ASGITransport(make_app(access=access))
-    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+    headers = bearer(1)
+    async with connect(make_app(access=access), **headers) as client:
         store.is_away = True
         clock.advance(1.0)
         assert (await client.get("/v1/models")).status_code == 200
@@ -108,7 +92,7 @@ async def test_the_first_key_of_all_has_its_limits_at_once(
         await keys.look()
         await store.put_key(key("acme", 1, KeyScope.READ), None)
         clock.advance(1.0)
-        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 403
+        assert (await client.post(CHATS, json=CHAT)).status_code == 403
 
 
 async def test_unknown_keys_cost_no_memory_and_few_looks(store: CountingKeys, clock: FakeClock) -> None:
@@ -150,23 +134,6 @@ async def test_while_the_store_is_away_known_keys_work(store: CountingKeys, cloc
     store.is_away = False
     await keys.look()
     assert await keys.caller(secret(1)) is None
-
-
-async def test_a_store_that_forgot_its_keys_gets_them_back(store: CountingKeys, clock: FakeClock) -> None:
-    """A restart without persistence locks no client out; a newer state of the store counts."""
-    await store.put_key(key("acme", 1), None)
-    keys = KnownKeys((), clock, store)
-    await keys.look()
-    store._ring = KeyRing()
-    await keys.look()
-    assert list((await store.keys()).keys) == ["acme"]
-    assert (await keys.caller(secret(1))) is not None
-    await store.put_key(key("zeta", 2), None)
-    await store.delete_key("acme")
-    await keys.look()
-    clock.advance(1.0)
-    assert await keys.caller(secret(1)) is None
-    assert (await keys.caller(secret(2))) is not None
 
 
 async def test_a_key_made_in_a_store_that_forgot_all_takes_no_other_keys_place(
@@ -238,7 +205,7 @@ async def test_the_file_is_followed(tmp_path: Path, clock: FakeClock) -> None:
 
 
 @pytest.mark.parametrize("options", [{"is_loopback": True}, {"is_loopback": False, "allow_anonymous": True}])
-async def test_a_file_without_keys_opens_nothing(tmp_path: Path, clock: FakeClock, options: dict[str, Any]) -> None:
+async def test_a_file_without_keys_opens_nothing(tmp_path: Path, clock: FakeClock, options: Json) -> None:
     """Nor does a start after its last key was taken out: who names a file of keys wants keys."""
     path = tmp_path / "keys.jsonl"
     path.touch(0o600)
@@ -277,15 +244,14 @@ async def test_a_key_reaches_what_its_scopes_name(
     keys = KnownKeys((), clock, store)
     await keys.look()
     quotas = Quotas(store, clock, "g", lambda _: None)
-    headers = {"Authorization": f"Bearer {secret(1).decode()}"}
+    headers = bearer(1)
     access = ApiAccess(keys, quotas, open_paths=frozenset({"/health"}))
-    transport = httpx.ASGITransport(make_app(access=access))
-    async with httpx.AsyncClient(transport=transport, base_url="http://g", headers=headers) as client:
+    async with connect(make_app(access=access), **headers) as client:
         clock.advance(1.0)
         assert (await client.get("/metrics")).status_code == statuses["metrics"]
         assert (await client.get("/health", headers={"Authorization": ""})).status_code == 200
         assert (await client.get("/v1/models")).status_code == statuses["models"]
-        refused = await client.post("/v1/chat/completions", json=CHAT)
+        refused = await client.post(CHATS, json=CHAT)
         assert refused.status_code == statuses["chat"]
         if refused.status_code == 403:
             assert refused.json()["error"]["code"] == "insufficient_permissions"

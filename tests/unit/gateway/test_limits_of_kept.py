@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,28 +12,22 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.applications import Starlette
 
-from spotwise.core.access.quotas import KeyAdmission, KeyLimits, KeyReport
+from spotwise.core.access.quotas import KeyAdmission, KeyLimits
 from spotwise.core.access.store_budget import Room, StoreBudget
 from spotwise.core.messages.members import Member, MemberKind, MemberState
-from spotwise.gateway.access.api_access import ApiAccess
-from spotwise.gateway.access.known_keys import KnownKeys
-from spotwise.gateway.access.quotas import Quotas
-from spotwise.gateway.generate.api_options import ApiOptions
 from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.resume.ports import KeepingLimits
-from spotwise.gateway.routes.app import create_app
 from spotwise.http.errors import GenerationError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until, until_none
 from tests.fakes.memory import FakeClock, MemoryStore
 from tests.fakes.memory_keys import MemoryKeys
-from tests.unit.gateway.fake_mesh import CHAT, MODEL
-from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeper
-from tests.unit.gateway.test_known_keys import key, secret
+from tests.unit.gateway.apps import Encode, metric
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL
+from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app, request_id_of
+from tests.unit.gateway.limits import BEGIN_S, Limited, bearer, limited
 
-AUTH = {"Authorization": f"Bearer {secret(1).decode()}"}
+AUTH = bearer(1)
 RESUMABLE = AUTH | {"X-Spotwise-Resumable": "true"}
-CHATS = "/v1/chat/completions"
 STREAM = CHAT | {"stream": True, "max_tokens": 100}
 
 
@@ -44,14 +38,12 @@ class LimitedGateway:
     app: Starlette
     mesh: KeepingMesh
     metrics: GatewayMetrics
-    quotas: Quotas
-    store: MemoryKeys
-    limits: KeyLimits
+    books: Limited
 
-    async def used(self) -> KeyAdmission:
+    @property
+    def used(self) -> Callable[[], Awaitable[KeyAdmission]]:
         """What is counted by now."""
-        await self.quotas.report(renew=False)
-        return await self.store.use("acme", self.limits, KeyReport("reader"))
+        return self.books.used
 
     async def lacks(self, tokens: int) -> bool | None:
         """Whether another number of tokens is counted by now."""
@@ -62,28 +54,27 @@ class LimitedGateway:
         return Client(self.app, "POST", CHATS, body, headers)
 
 
+def resumed(gateway: LimitedGateway, request_id: str) -> Client:
+    """A connection that goes on with a stream."""
+    return Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
+
+
 @pytest.fixture
 def start(text: ChatText) -> Callable[..., Any]:
+    clock = FakeClock(BEGIN_S)
+
     async def gateway(
-        mesh: KeepingMesh, limits: KeyLimits, store: MemoryKeys | None = None, name: str = "g0", **keeping: Any
+        mesh: KeepingMesh, limits: KeyLimits, store: MemoryKeys | None = None, name: str = "g0"
     ) -> LimitedGateway:
-        clock = FakeClock(1_700_000_000.0 // 86_400 * 86_400)
-        store = store or MemoryKeys(clock)
-        if not (await store.keys()).keys:
-            await store.put_key(key("acme", 1, limits=limits), None)
-        keys = KnownKeys((), clock, store)
-        await keys.look()
-        quotas = Quotas(store, clock, name, lambda _: None)
+        books = await limited(store or MemoryKeys(clock), clock, limits, name)
         metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        keep = keeper(mesh, metrics, KeepingLimits(name, **keeping))
-        app = create_app(mesh, text, ApiOptions(MODEL), metrics, ApiAccess(keys, quotas), keep)
-        return LimitedGateway(app, mesh, metrics, quotas, store, limits)
+        return LimitedGateway(keeping_app(mesh, text, name, access=books.access, metrics=metrics), mesh, metrics, books)
 
     return gateway
 
 
 @pytest.fixture
-def tokens(encode: Callable[[str], list[int]]) -> list[int]:
+def tokens(encode: Encode) -> list[int]:
     """An answer of some length, and its end."""
     return [*encode("Hello, world! " * 8), 2]
 
@@ -100,8 +91,7 @@ async def test_a_request_keeps_its_place_without_its_client(start: Any, tokens: 
     gateway.mesh.go.set()
     used = len(gateway.mesh.spec.prompt_token_ids) + len(tokens)
     await until_none(partial(gateway.lacks, used))
-    again = Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
-    assert content(await again.events())[0]
+    assert content(await resumed(gateway, request_id).events())[0]
     assert (await gateway.used()).used_tokens == used
     following = gateway.client(STREAM, RESUMABLE)
     assert (await following.event()).data
@@ -125,7 +115,7 @@ async def test_a_stream_that_goes_on_is_counted_and_never_refused(start: Any, to
     events = [await client.event() for _ in range(2)]
     await first.mesh.saver.save_all()  # what is not is computed, and counted, again
     mesh = KeepingMesh(tokens, hang_at=4, store=first.mesh.store)
-    second = await start(mesh, limits, first.store, "g1")
+    second = await start(mesh, limits, first.books.store, "g1")
     again = second.client(STREAM, AUTH | {"Last-Event-ID": events[-1].id})
     assert (await again.event()).data
     await first.mesh.saver.save_all()
@@ -149,8 +139,7 @@ async def test_an_answer_that_is_over_costs_nothing_to_read(start: Any, tokens: 
     events = await gateway.client(STREAM, RESUMABLE).events()
     before = await gateway.used()
     for _ in range(3):
-        path = f"/v1/requests/{events[0].data['id']}"
-        await Client(gateway.app, "GET", path, None, AUTH | {"Accept": "text/event-stream"}).events()
+        await resumed(gateway, request_id_of(events)).events()
     assert await gateway.used() == before
 
 
@@ -178,12 +167,6 @@ async def test_a_repeated_key_finds_its_request_though_a_limit_is_full(start: An
     await asyncio.gather(client.events(), again.events())
 
 
-def not_kept(gateway: LimitedGateway) -> float | None:
-    """How many requests were answered, and not kept."""
-    labels = {"model_name": MODEL, "of": "requests"}
-    return gateway.metrics.registry.get_sample_value("spotwise_not_kept_total", labels)
-
-
 async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     """While what runs fills its share a caller's next resumable request is refused, and others are served without being kept;
     what has ended makes room.
@@ -199,7 +182,7 @@ async def test_what_is_kept_has_room(start: Any, tokens: list[int]) -> None:
     unkept = gateway.client(body, AUTH)
     await unkept.event()
     assert unkept.headers["x-spotwise-warning"] == "not kept; ignored: x"
-    assert not_kept(gateway) == 1
+    assert metric(gateway.metrics.registry, "spotwise_not_kept_total", of="requests") == 1
     mesh.go.set()
     assert (await unkept.events())[-1].data is None
     assert (await first.events())[-1].data is None
@@ -239,20 +222,18 @@ async def test_who_fails_a_request_pays_for_its_prompt(
     assert (await gateway.used()).used_tokens == (2 * prompt_tokens if counts_prompt else 0)
 
 
-async def test_a_request_that_is_cancelled_pays_for_its_prompt(start: Any, tokens: list[int]) -> None:
-    """Before its first token, too."""
+@pytest.mark.parametrize("headers", [RESUMABLE, AUTH])
+async def test_a_request_that_is_cancelled_pays_for_its_prompt(
+    start: Any, tokens: list[int], headers: dict[str, str]
+) -> None:
+    """Before its first token, too; its client is told what happened."""
     gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
-    client = gateway.client(STREAM, RESUMABLE)
+    client = gateway.client(STREAM, headers)
     await gateway.mesh.hung.get()
     (request_id,) = gateway.mesh.specs
     await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()
-    await client.answer()
+    assert (await client.answer())["error"]["code"] == "cancelled"
     assert (await gateway.used()).used_tokens == len(gateway.mesh.spec.prompt_token_ids)
-
-
-def resumed(gateway: LimitedGateway, request_id: str) -> Client:
-    """A connection that goes on with a stream."""
-    return Client(gateway.app, "GET", f"/v1/requests/{request_id}", None, AUTH | {"Accept": "text/event-stream"})
 
 
 async def test_each_prompt_that_a_client_lets_compute_is_paid_for(start: Any, tokens: list[int]) -> None:
@@ -323,7 +304,7 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
     client = first.client(STREAM, AUTH)
     events = [await client.event() for _ in range(2)]
     await first.mesh.saver.save_all()
-    request_id = str(events[0].data and events[0].data["id"])
+    request_id = request_id_of(events)
     following = []
     for number in range(1, 3):
         if is_alive and number == 2:  # which has found out, and given its place back
@@ -331,7 +312,7 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
             await client.events()
             await first.used()
         mesh = KeepingMesh(tokens, hang_at=2, store=first.mesh.store)
-        gateway = await start(mesh, limits, first.store, f"g{number}/1")
+        gateway = await start(mesh, limits, first.books.store, f"g{number}/1")
         if is_alive:
             member = Member(f"g{number}", MemberKind.GATEWAY, 1, MemberState.READY, "h", 1, "h:1")
             await first.mesh.store.register(member, 60.0)
@@ -352,14 +333,3 @@ async def test_who_lets_a_gateway_go_on_with_anothers_stream_pays_for_that(
         assert reserved == (STREAM["max_tokens"] - 2) + (len(tokens) - 2)
     for each in (client, taken):
         await each.leave()
-
-
-async def test_a_plain_stream_that_is_cancelled_pays_for_its_prompt(start: Any, tokens: list[int]) -> None:
-    """Before its first token, too; its client is told what happened."""
-    gateway = await start(KeepingMesh(tokens, hang_at=0), KeyLimits(tokens_per_minute=10**5))
-    client = gateway.client(STREAM, AUTH)
-    await gateway.mesh.hung.get()
-    (request_id,) = gateway.mesh.specs
-    await Client(gateway.app, "DELETE", f"/v1/requests/{request_id}", None, AUTH).answer()
-    assert (await client.answer())["error"]["code"] == "cancelled"
-    assert (await gateway.used()).used_tokens == len(gateway.mesh.spec.prompt_token_ids)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +11,7 @@ from hypothesis import strategies as st
 
 from spotwise.text.message_forms import MessageForm, message_form
 from spotwise.text.message_reader import MessagePart, MessageReader, MessageReading, calls_of
+from tests.unit.gateway.apps import Json
 
 HEADER = "<|im_start|>assistant\n"
 SCHEMAS = {
@@ -43,79 +43,67 @@ def joined(parts: list[MessagePart]) -> list[MessagePart]:
     return found
 
 
-def message(parts: list[MessagePart]) -> dict[str, Any]:
+def message(parts: list[MessagePart]) -> Json:
     said = {kind: "".join(part.text for part in parts if part.kind == kind) for kind in ("reasoning", "content")}
     return {k: v for k, v in said.items() if v} | {"calls": [(call.name, call.arguments) for call in calls_of(parts)]}
 
 
-#: Parsers of calls and reasoning, a text, and the message that it is.
-MESSAGES: dict[str, tuple[str, str, str, dict[str, Any]]] = {
-    "one call": ("hermes", "none", HERMES, {"calls": [("search", HERMES_ARGUMENTS)]}),
+FOUND = ("search", HERMES_ARGUMENTS)
+NAMED = ("search", '{"query": "a"}')
+#: A text of a model that writes calls as Hermes does, and the message that it is.
+OF_HERMES: dict[str, tuple[str, Json]] = {
+    "one call": (HERMES, {"calls": [FOUND]}),
     "text before, blanks between and after": (
-        "hermes",
-        "none",
         f"Let me see.\n\n{HERMES}\n{HERMES}\n",
-        {"content": "Let me see.", "calls": [("search", HERMES_ARGUMENTS)] * 2},
+        {"content": "Let me see.", "calls": [FOUND] * 2},
     ),
-    "text after": (
-        "hermes",
-        "none",
-        f"{HERMES}\nDone.",
-        {"content": "\nDone.", "calls": [("search", HERMES_ARGUMENTS)]},
-    ),
-    "blanks that belong to the text": ("hermes", "none", "  a\n\nb \n", {"content": "  a\n\nb \n", "calls": []}),
-    "nothing but blanks": ("hermes", "none", " \n", {"content": " \n", "calls": []}),
-    "no call": (
-        "hermes",
-        "none",
-        "a <tool_call>not JSON</tool_call> b",
-        {"content": "a <tool_call>not JSON</tool_call> b", "calls": []},
-    ),
+    "text after": (f"{HERMES}\nDone.", {"content": "\nDone.", "calls": [FOUND]}),
+    "blanks that belong to the text": ("  a\n\nb \n", {"content": "  a\n\nb \n"}),
+    "nothing but blanks": (" \n", {"content": " \n"}),
+    "no call": ("a <tool_call>not JSON</tool_call> b", {"content": "a <tool_call>not JSON</tool_call> b"}),
     "an open call": (
-        "hermes",
-        "none",
         '<tool_call>{"name": "search", "arguments": {"query": "a',
         {"calls": [("search", '{"query": "a')]},
     ),
-    "a beginning that becomes nothing": ("hermes", "none", "a <tool_ca", {"content": "a <tool_ca", "calls": []}),
+    "a beginning that becomes nothing": ("a <tool_ca", {"content": "a <tool_ca"}),
     "arguments before their name": (
-        "hermes",
-        "none",
         '<tool_call>{"arguments": {"query": "a"}, "name": "search"}</tool_call>',
-        {"calls": [("search", '{"query": "a"}')]},
+        {"calls": [NAMED]},
     ),
     "arguments as a text": (
-        "hermes",
-        "none",
         r'<tool_call>{"name": "search", "arguments": "{\"query\": \"a\"}"}</tool_call>',
-        {"calls": [("search", '{"query": "a"}')]},
+        {"calls": [NAMED]},
     ),
-    "no arguments": ("hermes", "none", '<tool_call>{"name": "now"}</tool_call>', {"calls": [("now", "{}")]}),
+    "no arguments": ('<tool_call>{"name": "now"}</tool_call>', {"calls": [("now", "{}")]}),
+}
+#: Parsers of calls and reasoning besides.
+MESSAGES: dict[str, tuple[str, str, str, Json]] = {
+    **{name: ("hermes", "none", *case) for name, case in OF_HERMES.items()},
     "reasoning": (
         "hermes",
         "think",
         f"<think>\nHm.\n</think>\n\nYes.\n{HERMES}",
-        {"reasoning": "Hm.", "content": "Yes.", "calls": [("search", HERMES_ARGUMENTS)]},
+        {"reasoning": "Hm.", "content": "Yes.", "calls": [FOUND]},
     ),
     "a call within reasoning is thought only": (
         "hermes",
         "think",
         f"<think>{HERMES}</think>No.",
-        {"reasoning": HERMES, "content": "No.", "calls": []},
+        {"reasoning": HERMES, "content": "No."},
     ),
     "llama": (
         "llama3_json",
         "none",
         '<|python_tag|>{"name": "search", "parameters": {"query": "a"}}',
-        {"calls": [("search", '{"query": "a"}')]},
+        {"calls": [NAMED]},
     ),
-    "llama's JSON that is no call": ("llama3_json", "none", '{"answer": 1}', {"content": '{"answer": 1}', "calls": []}),
-    "llama's text": ("llama3_json", "none", 'It is {"a": 1}.', {"content": 'It is {"a": 1}.', "calls": []}),
+    "llama's JSON that is no call": ("llama3_json", "none", '{"answer": 1}', {"content": '{"answer": 1}'}),
+    "llama's text": ("llama3_json", "none", 'It is {"a": 1}.', {"content": 'It is {"a": 1}.'}),
     "mistral": (
         "mistral",
         "none",
         '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}, {"name": "now", "arguments": {}}]',
-        {"calls": [("search", '{"query": "a"}'), ("now", "{}")]},
+        {"calls": [NAMED, ("now", "{}")]},
     ),
     "qwen's coder": (
         "qwen3_coder",
@@ -200,7 +188,7 @@ def test_reasoning_goes_on_from_the_prompt() -> None:
 
 
 #: As transformers' own parsers of Gemma write it down.
-DECLARED: dict[str, Any] = {
+DECLARED: Json = {
     "start_anchor": "<|turn>model\n",
     "fields": {
         "thinking": {"open": "<|channel>thought\n", "close": "<channel|>"},
@@ -258,10 +246,7 @@ def test_the_form_is_found_in_the_chat_template(template: str, reads: str | None
 
 @pytest.mark.parametrize(
     ("parsers", "words"),
-    [
-        (("hermez", "auto"), "none of auto, none, "),
-        (("auto", "deep"), "'deep' is none of auto, none, think"),
-    ],
+    [(("hermez", "auto"), "none of auto, none, "), (("auto", "deep"), "'deep' is none of auto, none, think")],
 )
 def test_an_unknown_parser_is_refused(parsers: tuple[str, str], words: str) -> None:
     with pytest.raises(ValueError, match=words):

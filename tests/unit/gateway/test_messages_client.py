@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from typing import Any
 
 import anthropic
 import httpx2
 import pytest
 from anthropic import AsyncAnthropic
-from starlette.applications import Starlette
 
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.fake_mesh import CHAT, MODEL, FakeMesh
+from tests.unit.gateway.apps import Encode, Json, MakeApp
+from tests.unit.gateway.fake_mesh import MESSAGE, MODEL, FakeMesh
 
-Encode = Callable[[str], list[int]]
-MakeApp = Callable[..., Starlette]
-
-MESSAGE: dict[str, Any] = CHAT | {"max_tokens": 64}
-TOOL: dict[str, Any] = {
+TOOL: Json = {
     "name": "weather",
     "description": "The weather of a city.",
     "input_schema": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
 WRITTEN = '<tool_call>{"name": "weather", "arguments": {"city": "Pécs"}}</tool_call>'
-WITH_TOOL: dict[str, Any] = MESSAGE | {"tools": [TOOL], "max_tokens": 512}
+WITH_TOOL: Json = MESSAGE | {"tools": [TOOL], "max_tokens": 512}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +112,7 @@ async def test_a_call_that_is_asked_for(api: AsyncAnthropic, mesh: FakeMesh, enc
     ],
 )
 async def test_a_call_that_is_cut(
-    api: AsyncAnthropic, mesh: FakeMesh, encode: Encode, arguments: str, given: dict[str, Any]
+    api: AsyncAnthropic, mesh: FakeMesh, encode: Encode, arguments: str, given: Json
 ) -> None:
     """By the length: its input is what there is of an object, whole as from the stream."""
     mesh.reply = encode('<tool_call>{"name": "weather", "arguments": ' + arguments)
@@ -141,25 +137,6 @@ async def test_why_a_message_ends(api: AsyncAnthropic, mesh: FakeMesh) -> None:
         assert (streamed.stop_reason, streamed.stop_sequence) == ends
         assert _blocks(streamed) == _blocks(message)
         mesh.specs.clear()
-
-
-async def test_tokens_are_counted_as_they_are_used(api: AsyncAnthropic, mesh: FakeMesh) -> None:
-    """With system, tools and results, and without a bound of the answer; nothing is generated."""
-    prompt: dict[str, Any] = {
-        "model": MODEL,
-        "system": [{"type": "text", "text": "Be brief.", "cache_control": {"type": "ephemeral"}}],
-        "tools": [TOOL],
-        "messages": [
-            {"role": "user", "content": "Hi"},
-            {"role": "assistant", "content": [{"type": "tool_use", "id": "c1", "name": "weather", "input": {}}]},
-            {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "18 degrees"}]},
-        ],
-    }
-    counted = await api.messages.count_tokens(**prompt)
-    assert not mesh.specs
-    message = await api.messages.create(**prompt, max_tokens=16)
-    assert counted.input_tokens == message.usage.input_tokens == len(mesh.spec.prompt_token_ids)
-    assert counted.input_tokens > (await api.messages.count_tokens(**CHAT)).input_tokens
 
 
 async def test_errors_are_the_clients_own_exceptions(api: AsyncAnthropic, mesh: FakeMesh) -> None:

@@ -1,17 +1,21 @@
-"""What the gateway makes of the workers' heartbeats, and of what it answered."""
+"""What the gateway makes of the workers' heartbeats, of what it answered, and of how full the store is."""
 
 from __future__ import annotations
 
-import httpx
+from functools import partial
+
 import pytest
+import structlog
 from prometheus_client import CollectorRegistry
 
+from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generate.generation import SequenceSpec
-from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics, token_buckets
-from tests.unit.gateway.fake_mesh import COMPLETION, MODEL, FakeMesh
+from spotwise.gateway.generate.metrics import GONE_WORKERS_REMEMBERED, GatewayMetrics, StoreWatch, token_buckets
+from tests.unit.gateway.apps import Http, Json, metric
+from tests.unit.gateway.fake_mesh import COMPLETION, COMPLETIONS, MODEL, FakeMesh
 
 
 def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
@@ -20,61 +24,50 @@ def worker(worker_id: str, incarnation: int, load: WorkerLoad | None) -> Member:
     )
 
 
-def test_kv_use_is_that_of_all_workers_together() -> None:
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics(CollectorRegistry(), MODEL, 100)
+
+
+def test_kv_use_is_that_of_all_workers_together(metrics: GatewayMetrics) -> None:
     """A worker without a report of its blocks does not count."""
-    registry = CollectorRegistry()
     loads = (WorkerLoad(kv_blocks_total=30, kv_blocks_used=10), WorkerLoad(kv_blocks_total=10, kv_blocks_used=10), None)
-    GatewayMetrics(registry, "m").observe_workers(worker(f"w{n}", 1, load) for n, load in enumerate(loads))
-    assert registry.get_sample_value("vllm:kv_cache_usage_perc", {"model_name": "m"}) == 0.5
+    metrics.observe_workers(worker(f"w{n}", 1, load) for n, load in enumerate(loads))
+    assert metric(metrics.registry, "vllm:kv_cache_usage_perc") == 0.5
 
 
-def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up() -> None:
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, "m")
+def test_cached_prompt_tokens_are_counted_beside_all_that_were_looked_up(metrics: GatewayMetrics) -> None:
     metrics.count_cached(40, 32)
     metrics.count_cached(10, 0)
     names = ("vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total")
-    assert [registry.get_sample_value(name, {"model_name": "m"}) for name in names] == [50, 32]
+    assert [metric(metrics.registry, name) for name in names] == [50, 32]
 
 
-def test_preemptions_are_counted_from_one_heartbeat_to_the_next() -> None:
+def test_preemptions_are_counted_from_one_heartbeat_to_the_next(metrics: GatewayMetrics) -> None:
     """A gateway that joins later counts none of before, and a worker that restarts begins again at zero."""
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, "m")
     for incarnation, preemptions in ((1, 7), (1, 9), (1, 9), (2, 0), (2, 1)):
         metrics.observe_workers([worker("w", incarnation, WorkerLoad(preemptions=preemptions))])
-    assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
+    assert metric(metrics.registry, "vllm:num_preemptions_total") == 3
 
 
-def test_kv_on_the_hosts_is_shown_and_moves_are_counted() -> None:
+def test_kv_on_the_hosts_is_shown_and_moves_are_counted(metrics: GatewayMetrics) -> None:
     """The metrics are sums over all workers, and count moves only from the first report."""
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, "m")
     for moved in (3, 8):
+        blocks: Json = {"kv_host_blocks_total": 30, "kv_host_blocks_free": 20, "kv_blocks_swapped_out": moved}
         loads = [
-            WorkerLoad(
-                swapped=2,
-                kv_host_blocks_total=30,
-                kv_host_blocks_free=20,
-                kv_blocks_swapped_out=moved,
-                kv_blocks_swapped_in=moved - 1,
-                refused_connections=moved - 1,
-            ),
+            WorkerLoad(swapped=2, kv_blocks_swapped_in=moved - 1, refused_connections=moved - 1, **blocks),
             WorkerLoad(kv_host_blocks_total=5, kv_host_blocks_free=5, kv_blocks_swapped_out=4),
         ]
         metrics.observe_workers(worker(f"w{number}", 1, load) for number, load in enumerate(loads))
-    shown = {
-        name: registry.get_sample_value(f"spotwise_{name}", {"model_name": "m"})
-        for name in (
-            "num_requests_swapped",
-            "kv_host_blocks_used",
-            "kv_host_blocks_free",
-            "kv_blocks_swapped_out_total",
-            "kv_blocks_swapped_in_total",
-            "transfer_refused_total",
-        )
+    expected = {
+        "num_requests_swapped": 2,
+        "kv_host_blocks_used": 10,
+        "kv_host_blocks_free": 25,
+        "kv_blocks_swapped_out_total": 5,
+        "kv_blocks_swapped_in_total": 5,
+        "transfer_refused_total": 5,
     }
-    assert [*shown.values()] == [2, 10, 25, 5, 5, 5]
+    assert {name: metric(metrics.registry, f"spotwise_{name}") for name in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -88,10 +81,8 @@ def test_token_buckets_end_with_the_context(context_length: int, last: tuple[int
     assert edges[:3] == (1, 2, 5)[: len(edges)]
 
 
-def test_phases_of_a_sequence_are_observed_at_its_end() -> None:
+def test_phases_of_a_sequence_are_observed_at_its_end(metrics: GatewayMetrics) -> None:
     """Prefill as the mesh measured it, decode between tokens; without a token nothing is observed."""
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, "m", 100)
     spec = SequenceSpec((1, 2, 3), SamplingParams(), StopCriteria(9))
     for prefill_s, tokens in ((0.25, (1, 3)), (None, (1, 1)), (0.5, ())):
         timeline = metrics.sequence(0.0, spec)
@@ -100,7 +91,7 @@ def test_phases_of_a_sequence_are_observed_at_its_end() -> None:
         timeline.ended("stop")
 
     def value(name: str) -> float | None:
-        return registry.get_sample_value(f"vllm:request_{name}", {"model_name": "m"})
+        return metric(metrics.registry, f"vllm:request_{name}")
 
     assert (value("prefill_time_seconds_count"), value("prefill_time_seconds_sum")) == (1, 0.25)
     assert (value("decode_time_seconds_count"), value("inference_time_seconds_count")) == (2, 1)
@@ -110,31 +101,66 @@ def test_phases_of_a_sequence_are_observed_at_its_end() -> None:
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_a_request_is_a_prompt_with_all_its_choices(
-    client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, stream: bool
+    client: Http, mesh: FakeMesh, registry: CollectorRegistry, stream: bool
 ) -> None:
     """A request's longest choice counts, and a failed request does not."""
     mesh.replies = {0: [5, 6, 7, 2], 1: [5, 2]}
     body = COMPLETION | {"prompt": ["Hi", "you"], "n": 2, "stream": stream}
-    assert (await client.post("/v1/completions", json=body)).status_code == 200
+    assert (await client.post(COMPLETIONS, json=body)).status_code == 200
     mesh.fail_at = 1
-    await client.post("/v1/completions", json=body)
+    await client.post(COMPLETIONS, json=body)
 
     def value(name: str) -> float | None:
-        return registry.get_sample_value(f"vllm:request_{name}", {"model_name": MODEL})
+        return metric(registry, f"vllm:request_{name}")
 
     assert (value("params_n_count"), value("params_n_sum")) == (2, 4)
     longest = 4 + max(len(mesh.reply), 1)
     assert (value("max_num_generation_tokens_count"), value("max_num_generation_tokens_sum")) == (2, longest)
 
 
-def test_workers_that_are_gone_are_forgotten_after_many_others() -> None:
+def test_workers_that_are_gone_are_forgotten_after_many_others(metrics: GatewayMetrics) -> None:
     """One that was only silent is counted on from where it was; there may be ever new ids."""
-    registry = CollectorRegistry()
-    metrics = GatewayMetrics(registry, "m")
     metrics.observe_workers([worker("steady", 1, WorkerLoad()), worker("w", 1, WorkerLoad(preemptions=1))])
     for number in range(10 * GONE_WORKERS_REMEMBERED):
         metrics.observe_workers([worker("steady", 1, WorkerLoad(preemptions=1)), worker(f"v{number}", 1, WorkerLoad())])
         if number == GONE_WORKERS_REMEMBERED // 2:
             metrics.observe_workers([worker("w", 1, WorkerLoad(preemptions=3))])
-    assert registry.get_sample_value("vllm:num_preemptions_total", {"model_name": "m"}) == 3
+    assert metric(metrics.registry, "vllm:num_preemptions_total") == 3
     assert metrics.workers_remembered <= GONE_WORKERS_REMEMBERED + 2
+
+
+NOW_S = 1_700_000_000.0
+
+
+class FakeStore:
+    """Its sums are set by the test."""
+
+    def __init__(self) -> None:
+        self.uses = dict.fromkeys(Kind, RoomUse(5, 10))
+
+    async def room_use(self) -> dict[Kind, RoomUse]:
+        return self.uses
+
+
+async def test_a_full_store_is_in_the_metrics_and_once_a_minute_in_the_log(metrics: GatewayMetrics) -> None:
+    store, now_s = FakeStore(), [NOW_S]
+    watch = StoreWatch(store, metrics, lambda: now_s[0])
+
+    shown = partial(metric, metrics.registry)
+
+    with structlog.testing.capture_logs() as logs:
+        await watch.look()
+        assert (shown("spotwise_store_bytes", of="ledgers"), shown("spotwise_store_max_bytes", of="ledgers")) == (5, 10)
+        assert (shown("spotwise_store_full"), logs) == (0, [])
+        store.uses[Kind.LEDGERS] = RoomUse(5, 10, NOW_S)
+        for _ in range(3):
+            now_s[0] += 10
+            await watch.look()
+        assert shown("spotwise_store_full") == 1
+        assert [(line["event"], line["log_level"], line["kinds"]) for line in logs] == [
+            ("store_full", "warning", ["ledgers"])
+        ]
+        now_s[0] = NOW_S + FULL_FOR_S
+        await watch.look()
+        assert shown("spotwise_store_full") == 0
+        assert len(logs) == 1

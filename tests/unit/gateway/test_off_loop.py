@@ -1,4 +1,4 @@
-"""Work off the event loop: what runs at once and what waits is bounded."""
+"""Work off the event loop: what runs at once and what waits is bounded, and no key delays another."""
 
 from __future__ import annotations
 
@@ -6,12 +6,17 @@ import asyncio
 import threading
 from collections import Counter
 from functools import partial
+from typing import Any
 
 import pytest
 
+from spotwise.gateway.access.auth import ApiKey
 from spotwise.http.errors import ApiError
 from spotwise.http.event_loop import AT_ONCE, INLINE_BYTES, LARGE_BYTES, Effort, OffLoop, effort_of_size
-from tests.contracts.waiting import PATIENCE_S
+from spotwise.text.chat_text import ChatText
+from tests.contracts.waiting import PATIENCE_S, until
+from tests.unit.gateway.apps import MakeApp, connect
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 
 
 async def test_small_work_is_done_at_once_and_other_work_in_threads() -> None:
@@ -123,3 +128,45 @@ async def test_a_crowd_of_one_owner_delays_others_by_a_turn(effort: Effort) -> N
         turn.release()
     async with asyncio.timeout(PATIENCE_S):
         await asyncio.gather(*crowd)
+
+
+#: Requests of the key with slow grammars.
+CROWD = 12
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["named keys", "keys without names"])
+async def test_slow_grammars_of_one_key_delay_no_other_key(
+    make_app: MakeApp, text: ChatText, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """While two of them compile and the others wait, another key's chats are planned, and those with grammars of its own."""
+    compiling, go_on = 0, threading.Event()
+    known = text.grammar_check._problem
+
+    def problem(grammar: str) -> str:
+        nonlocal compiling
+        if "slow" not in grammar:
+            return known(grammar)
+        compiling += 1
+        assert go_on.wait(PATIENCE_S)
+        return "slow"
+
+    monkeypatch.setattr(text.grammar_check, "_problem", problem)
+    app = make_app(api_keys=[ApiKey(key, key if named else "") for key in ("crowd", "other")])
+    async with connect(app) as client:
+
+        async def ask(key: str, **asked: Any) -> int:
+            headers = {"Authorization": f"Bearer {key}"}
+            return (await client.post(CHATS, json=CHAT | asked, headers=headers)).status_code
+
+        slow = [{"structured_outputs": {"regex": f"slow{named}{number}"}} for number in range(CROWD)]
+        crowd = [asyncio.create_task(ask("crowd", **each)) for each in slow]
+        await until(lambda: compiling == 2)
+        async with asyncio.timeout(PATIENCE_S):
+            assert await ask("other") == 200
+            assert await ask("other", user="u" * INLINE_BYTES) == 200
+            for number in range(3):
+                assert await ask("other", structured_outputs={"regex": f"[ab]{{{number + 1}}}"}) == 200
+        assert compiling == 2 and not any(each.done() for each in crowd)
+        go_on.set()
+        async with asyncio.timeout(PATIENCE_S):
+            assert await asyncio.gather(*crowd) == [400] * CROWD

@@ -1,4 +1,4 @@
-"""What a schema promises: whatever is drawn from its masks, the answer keeps to it, by another implementation's word."""
+"""What grammars promise: whatever is drawn from their masks, answers keep to their schema, and calls to their tools."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import random
 from typing import Any
 
-import httpx
 import jsonschema_rs
 import numpy as np
 import pytest
@@ -21,7 +20,9 @@ from spotwise.gateway.schema.shared import OutputFormat, StructuredOutputs
 from spotwise.gateway.schema.tools import Tool
 from spotwise.http.errors import ApiError
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.fake_mesh import CHAT
+from spotwise.text.message_forms import LISTED_CALLS, CallForm, Thinking, message_form
+from tests.unit.gateway.apps import Fits, Http, Json
+from tests.unit.gateway.fake_mesh import CHAT, CHATS
 
 CONTROL = ("<s>", "<|im_start|>", "<|im_end|>")
 MOST_TOKENS = 400
@@ -52,9 +53,9 @@ def written(tokenizer: LLTokenizer, grammar: str, chance: random.Random, most_to
     return None
 
 
-def numbers(draw: st.DrawFn) -> dict[str, Any]:
+def numbers(draw: st.DrawFn) -> Json:
     low = draw(st.integers(-50, 50))
-    schema: dict[str, Any] = {"type": draw(st.sampled_from(["integer", "number"]))}
+    schema: Json = {"type": draw(st.sampled_from(["integer", "number"]))}
     if draw(st.booleans()):
         schema |= {"minimum": low, "maximum": low + draw(st.integers(0, 99))}
     if draw(st.booleans()):
@@ -62,8 +63,8 @@ def numbers(draw: st.DrawFn) -> dict[str, Any]:
     return schema
 
 
-def strings(draw: st.DrawFn) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "string"}
+def strings(draw: st.DrawFn) -> Json:
+    schema: Json = {"type": "string"}
     match draw(st.integers(0, 3)):
         case 0:
             low = draw(st.integers(0, 3))
@@ -76,7 +77,7 @@ def strings(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @st.composite
-def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, Any]:
+def schemas(draw: st.DrawFn, depth: int = 2) -> Json:
     kinds = ["const", "enum", "boolean", "null", "string", "number"]
     match draw(st.sampled_from(kinds if depth == 0 else [*kinds, "array", "object", "object", "any"])):
         case "const":
@@ -104,7 +105,7 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, Any]:
         case "any":
             return {"anyOf": draw(st.lists(schemas(depth - 1), min_size=1, max_size=3))}
     names = draw(st.lists(WORDS, max_size=3, unique=True))
-    schema: dict[str, Any] = {"type": "object", "properties": {name: draw(schemas(depth - 1)) for name in names}}
+    schema: Json = {"type": "object", "properties": {name: draw(schemas(depth - 1)) for name in names}}
     schema["required"] = draw(st.lists(st.sampled_from(names), unique=True)) if names else []
     match draw(st.integers(0, 3)):
         case 0 | 1:
@@ -123,7 +124,7 @@ def schemas(draw: st.DrawFn, depth: int = 2) -> dict[str, Any]:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(schema=schemas(), seed=st.integers(0, 1 << 30), layout=st.sampled_from(["compact", "flexible"]))
 def test_an_answer_keeps_to_its_schema(
-    text: ChatText, tokenizer: LLTokenizer, schema: dict[str, Any], seed: int, layout: Any
+    text: ChatText, tokenizer: LLTokenizer, schema: Json, seed: int, layout: Any
 ) -> None:
     """Or the schema is refused before it starts; control tokens in it are text."""
     outputs = StructuredOutputs.model_validate({"json": schema, "whitespace": layout})
@@ -178,7 +179,7 @@ def test_answers_of_usual_schemas_end(text: ChatText, tokenizer: LLTokenizer) ->
     ],
 )
 def test_a_control_token_is_written_as_text(
-    text: ChatText, tokenizer: LLTokenizer, control: str, outputs: dict[str, Any]
+    text: ChatText, tokenizer: LLTokenizer, control: str, outputs: Json
 ) -> None:
     if "regex" in outputs:
         outputs = {"regex": outputs["regex"].replace("_", control.replace("|", r"\|"))}
@@ -203,14 +204,6 @@ def test_a_control_token_in_a_tools_arguments_is_text(text: ChatText, tokenizer:
     assert json.loads(answer)[0]["arguments"] == {"<|im_end|>": "<s>"}
 
 
-def test_a_tool_without_parameters_takes_none(text: ChatText, tokenizer: LLTokenizer) -> None:
-    """Nothing but an empty object."""
-    tool = Tool.model_validate({"type": "function", "function": {"name": "f"}})
-    grammar = grammar_of(None, None, text.grammar_check, MessageGrammar(tools=[tool], calls="required", is_single=True))
-    answers = {written(tokenizer, grammar, random.Random(seed)) for seed in range(20)}
-    assert {json.loads(answer or "")[0]["arguments"] == {} for answer in answers} == {True}
-
-
 @pytest.mark.parametrize(
     ("outputs", "words"),
     [
@@ -225,10 +218,8 @@ def test_a_tool_without_parameters_takes_none(text: ChatText, tokenizer: LLToken
         ({"grammar": 'start: "a" %json {"type": "object", "minProperties": 2}'}, "minProperties"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused(
-    client: httpx.AsyncClient, outputs: dict[str, Any], words: str
-) -> None:
-    response = await client.post("/v1/chat/completions", json=CHAT | {"structured_outputs": outputs})
+async def test_what_cannot_be_followed_is_refused(client: Http, outputs: Json, words: str) -> None:
+    response = await client.post(CHATS, json=CHAT | {"structured_outputs": outputs})
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert error["code"] == "invalid_grammar" and words in error["message"] and "verbose" not in error["message"]
@@ -250,11 +241,127 @@ async def test_what_cannot_be_followed_is_refused(
         {"type": "object", "properties": {"minProperties": {"type": "integer"}}},
     ],
 )
-def test_a_least_number_of_members_that_can_be_held_to(
-    text: ChatText, tokenizer: LLTokenizer, schema: dict[str, Any]
-) -> None:
+def test_a_least_number_of_members_that_can_be_held_to(text: ChatText, tokenizer: LLTokenizer, schema: Json) -> None:
     form = OutputFormat.model_validate({"type": "json_schema", "json_schema": {"name": "n", "schema": schema}})
     grammar = grammar_of(form, None, text.grammar_check)
     for seed in range(10):
         if (answer := written(tokenizer, grammar, random.Random(seed))) is not None:
             jsonschema_rs.validator_for(schema).validate(json.loads(answer))
+
+
+CITY: Json = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+ANSWER = 'start: "yes" | "no"'
+
+
+def tool(name: str, **function: Any) -> Tool:
+    return Tool.model_validate({"type": "function", "function": {"name": name, **function}})
+
+
+WEATHER, STRICT, OTHER, FREE = (
+    tool("weather", parameters=CITY),
+    tool("weather", parameters=CITY, strict=True),
+    tool("other"),
+    tool("free", parameters={"type": "object"}),
+)
+CALL = '{"name": "weather", "arguments": {"city": "Paris"}}'
+WRONG = '{"name": "weather", "arguments": {"town": 1}}'
+TAGGED = f"<tool_call>\n{CALL}\n</tool_call>"
+
+
+def _tagged() -> CallForm:
+    form = message_form(None, "", "", "hermes")
+    assert form is not None
+    return form.call_form
+
+
+#: A message's rules, the answer's grammar, and texts that it allows and does not.
+CASES: dict[str, tuple[MessageGrammar, str, list[str], list[str]]] = {
+    "required": (
+        MessageGrammar([WEATHER, OTHER], "required", form=_tagged()),
+        "",
+        [TAGGED, "\n".join([TAGGED] * 32), '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'],
+        ["", "Paris", TAGGED.replace(CALL, WRONG), f"{TAGGED} and", "\n".join([TAGGED] * 33)],
+    ),
+    "required, one": (
+        MessageGrammar([WEATHER], "required", is_single=True, form=_tagged()),
+        "",
+        [TAGGED],
+        [f"{TAGGED}\n{TAGGED}"],
+    ),
+    "required, of a model whose form is not known": (
+        MessageGrammar([WEATHER], "required", form=LISTED_CALLS),
+        "",
+        [f"[{CALL}]", f"[{CALL}, {CALL}]"],
+        [CALL, "[]"],
+    ),
+    "strict": (
+        MessageGrammar([STRICT, OTHER, FREE], form=_tagged()),
+        "",
+        [
+            "",
+            "Paris.",
+            TAGGED,
+            f"Well: {TAGGED} and {TAGGED}.",
+            '<tool_call>\n{"name": "free", "arguments": {"a": 1}}\n</tool_call>',
+            '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
+        ],
+        [
+            '<tool_call>\n{"name": "other", "arguments": {"a": 1}}\n</tool_call>',
+            TAGGED.replace(CALL, WRONG),
+            "<tool_call>",
+            '<tool_call>\n{"name": "third", "arguments": {}}\n</tool_call>',
+        ],
+    ),
+    "a tool without parameters": (
+        MessageGrammar([OTHER, FREE], form=_tagged()),
+        "",
+        ["Paris.", '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>'],
+        ['<tool_call>\n{"name": "other", "arguments": {"a": 1}}\n</tool_call>'],
+    ),
+    "strict, one": (
+        MessageGrammar([STRICT], is_single=True, form=_tagged()),
+        "",
+        ["Paris.", f"Well: {TAGGED}"],
+        [TAGGED.replace(CALL, WRONG)],
+    ),
+    "an answer of a form, or calls": (
+        MessageGrammar([WEATHER], form=_tagged()),
+        ANSWER,
+        ["yes", TAGGED],
+        ["maybe", f"yes{TAGGED}", TAGGED.replace(CALL, WRONG)],
+    ),
+    "reasoning, then an answer of a form": (
+        MessageGrammar(thinking=Thinking("<think>", "</think>")),
+        ANSWER,
+        ["yes", "<think>perhaps no</think>\n\nyes"],
+        ["perhaps", "<think>perhaps</think>maybe"],
+    ),
+    "reasoning that the prompt has begun": (
+        MessageGrammar(
+            [WEATHER], "required", form=_tagged(), thinking=Thinking("<think>", "</think>"), is_thinking=True
+        ),
+        "",
+        [f"perhaps {CALL}</think>\n{TAGGED}"],
+        [TAGGED, "perhaps</think>"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_a_message_may_be(fits: Fits, name: str) -> None:
+    message, answer, good, bad = CASES[name]
+    grammar = message.around(answer)
+    assert {each: fits(grammar, each) for each in good} == dict.fromkeys(good, True)
+    assert {each: fits(grammar, each) for each in bad} == dict.fromkeys(bad, False)
+
+
+def test_what_needs_no_grammar_has_none() -> None:
+    """Neither tools that may be called as the model pleases, nor reasoning; an answer keeps its own."""
+    assert MessageGrammar([WEATHER, OTHER]).around("") == ""
+    assert MessageGrammar(thinking=Thinking("<think>", "</think>")).around("") == ""
+    assert MessageGrammar().around(ANSWER) == ANSWER

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import httpx
 import pytest
 from openai.types import completion_create_params as openai_completions
 from openai.types.chat import completion_create_params as openai_chat
@@ -19,23 +18,16 @@ from spotwise.gateway.schema.completions import CompletionRequest
 from spotwise.gateway.schema.parameters import IGNORED, REFUSED, Endpoint, Ignored, Refused, counted_name, warning_of
 from spotwise.gateway.schema.responses import ResponsesRequest
 from spotwise.gateway.schema.shared import SharedRequest
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
+from tests.unit.gateway.apps import Http, Json
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, PATHS, FakeMesh
 
 MODELS: dict[Endpoint, type[SharedRequest]] = {
     Endpoint.CHAT: ChatRequest,
     Endpoint.COMPLETIONS: CompletionRequest,
     Endpoint.RESPONSES: ResponsesRequest,
 }
-PATHS = {
-    Endpoint.CHAT: "/v1/chat/completions",
-    Endpoint.COMPLETIONS: "/v1/completions",
-    Endpoint.RESPONSES: "/v1/responses",
-}
-BODIES: dict[Endpoint, dict[str, Any]] = {
-    Endpoint.CHAT: CHAT,
-    Endpoint.COMPLETIONS: COMPLETION,
-    Endpoint.RESPONSES: RESPONSE,
-}
+PATH = dict(zip(MODELS, PATHS, strict=False))
+BODIES = {endpoint: PATHS[path] for endpoint, path in PATH.items()}
 
 #: Of the installed client, so that what a newer one can send is classified before it is let in.
 OPENAI = {
@@ -72,10 +64,10 @@ refusals = pytest.mark.parametrize(
 )
 
 
-def asking(rule: Refused | Ignored, value: Any) -> dict[str, Any]:
+def asking(rule: Refused | Ignored, value: Any) -> Json:
     """A body's part with a value of the rule's parameter or member."""
     parameter, _, member = rule.name.partition(".")
-    asked: dict[str, Any] = {parameter: {member: value} if member else value}
+    asked: Json = {parameter: {member: value} if member else value}
     if parameter == "stream_options":
         asked["stream"] = True
     if parameter == "structured_outputs":
@@ -122,11 +114,9 @@ def test_the_other_endpoints_parameters_are_in_one_class(endpoint: Endpoint) -> 
 
 
 @refusals
-async def test_what_is_refused_is_named(
-    client: httpx.AsyncClient, mesh: FakeMesh, endpoint: Endpoint, rule: Refused
-) -> None:
+async def test_what_is_refused_is_named(client: Http, mesh: FakeMesh, endpoint: Endpoint, rule: Refused) -> None:
     """400 before anything reaches the mesh."""
-    response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, something(rule)))
+    response = await client.post(PATH[endpoint], json=BODIES[endpoint] | asking(rule, something(rule)))
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "unsupported_parameter", rule.name), error
     assert rule.hint in error["message"]
@@ -134,37 +124,35 @@ async def test_what_is_refused_is_named(
 
 
 @refusals
-async def test_parameters_without_effect_are_accepted(
-    client: httpx.AsyncClient, endpoint: Endpoint, rule: Refused
-) -> None:
+async def test_parameters_without_effect_are_accepted(client: Http, endpoint: Endpoint, rule: Refused) -> None:
     for value in (None, *rule.off):
         if value is None and rule.name in BODIES[endpoint]:
             continue
-        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, value))
+        response = await client.post(PATH[endpoint], json=BODIES[endpoint] | asking(rule, value))
         assert response.status_code == 200, (value, response.text)
 
 
 @pytest.mark.parametrize("endpoint", MODELS, ids=lambda endpoint: endpoint.value)
-async def test_a_number_is_no_switch(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+async def test_a_number_is_no_switch(client: Http, endpoint: Endpoint) -> None:
     """0 and 1 are neither false nor true, as everywhere in the API, and as its description says."""
     switches = [rule for rule in REFUSED if endpoint in rule.at and isinstance(next(iter(rule.off), None), bool)]
     assert switches
     for rule in switches:
-        response = await client.post(PATHS[endpoint], json=BODIES[endpoint] | asking(rule, int(rule.off[0])))
+        response = await client.post(PATH[endpoint], json=BODIES[endpoint] | asking(rule, int(rule.off[0])))
         assert (response.status_code, response.json()["error"]["param"]) == (400, rule.name)
 
 
 @pytest.mark.parametrize("value", [{}, [], "", 0, False, {"type": "object"}], ids=repr)
 @pytest.mark.parametrize("name", ["guided_json", "guided_choice", "guided_regex", "structured_outputs"])
-async def test_empty_values_of_constraints_are_requests(client: httpx.AsyncClient, name: str, value: Any) -> None:
+async def test_empty_values_of_constraints_are_requests(client: Http, name: str, value: Any) -> None:
     """To vLLM `{}` is a schema and `[]` a choice among nothing."""
-    response = await client.post("/v1/chat/completions", json=CHAT | {name: value})
+    response = await client.post(CHATS, json=CHAT | {name: value})
     assert (response.status_code, response.json()["error"]["param"]) == (400, name)
 
 
 @each_endpoint
 async def test_what_is_ignored_is_accepted_and_named(
-    client: httpx.AsyncClient, mesh: FakeMesh, registry: CollectorRegistry, endpoint: Endpoint
+    client: Http, mesh: FakeMesh, registry: CollectorRegistry, endpoint: Endpoint
 ) -> None:
     """With any value. The answer names it, and it is counted; an unknown parameter is `other` to the counter."""
     body, names = dict(BODIES[endpoint]), ["anything"]
@@ -174,7 +162,7 @@ async def test_what_is_ignored_is_accepted_and_named(
             for name, value in asking(rule, given).items():
                 body[name] = {**body[name], **value} if name in body and isinstance(value, dict) else value
             names.append(rule.name)
-    response = await client.post(PATHS[endpoint], json=body | {"anything": 1, "Evil\r\nX: y": 1})
+    response = await client.post(PATH[endpoint], json=body | {"anything": 1, "Evil\r\nX: y": 1})
     assert response.status_code == 200, response.text
     assert mesh.specs
     assert response.headers["x-spotwise-warning"] == warning_of([*names, "\n"])
@@ -189,12 +177,12 @@ async def test_what_is_ignored_is_accepted_and_named(
 
 
 @each_endpoint
-async def test_what_asks_for_nothing_is_no_warning(client: httpx.AsyncClient, endpoint: Endpoint) -> None:
+async def test_what_asks_for_nothing_is_no_warning(client: Http, endpoint: Endpoint) -> None:
     body = dict(BODIES[endpoint]) | {"temperature": 0.5, "user": "u", "anything": None}
     for rule in IGNORED:
         if endpoint in rule.at and "." not in rule.name:
             body[rule.name] = rule.off[0] if rule.off else None
-    response = await client.post(PATHS[endpoint], json=body)
+    response = await client.post(PATH[endpoint], json=body)
     assert (response.status_code, "x-spotwise-warning" in response.headers) == (200, False), response.headers
 
 
@@ -209,27 +197,7 @@ def test_a_warning_has_a_bound_and_no_text_of_clients() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("value", "accepted"),
-    [
-        ({"type": "text"}, True),
-        ({"type": "text", "json_schema": None}, True),
-        ({}, False),
-        ({"type": "json_object"}, True),
-        ({"type": "json_schema", "json_schema": {"name": "n", "schema": {}}}, True),
-        ({"type": "json_schema"}, False),
-        ({"type": "structural_tag", "structures": [], "triggers": []}, False),
-        ("text", False),
-    ],
-)
-async def test_response_formats(client: httpx.AsyncClient, value: Any, accepted: bool) -> None:
-    """OpenAI's are accepted; what a text then has to look like, `test_structured_outputs.py` shows."""
-    response = await client.post("/v1/chat/completions", json=CHAT | {"response_format": value})
-    assert (response.status_code == 200) is accepted
-    assert accepted or response.json()["error"]["param"].startswith("response_format")
-
-
-async def test_members_of_stream_options(client: httpx.AsyncClient) -> None:
+async def test_members_of_stream_options(client: Http) -> None:
     """Obfuscation and unknown ones are ignored; a known one is of its type."""
     for members, status in (
         ({"continuous_usage_stats": False, "include_obfuscation": True, "anything": 1}, 200),
@@ -237,5 +205,5 @@ async def test_members_of_stream_options(client: httpx.AsyncClient) -> None:
         ({"continuous_usage_stats": 1}, 400),
         ({"resumable": "true"}, 400),
     ):
-        response = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "stream_options": members})
+        response = await client.post(COMPLETIONS, json=COMPLETION | {"stream": True, "stream_options": members})
         assert response.status_code == status, response.text

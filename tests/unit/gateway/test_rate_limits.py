@@ -5,30 +5,20 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import httpx
-import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
-from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.quotas import Ask, KeyAdmission, KeyLimit, KeyLimits, KeyReport
-from spotwise.gateway.access.api_access import ApiAccess
-from spotwise.gateway.access.known_keys import KnownKeys
-from spotwise.gateway.access.quotas import Quotas, _duration
-from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.routes.app import create_app
+from spotwise.gateway.access.quotas import _duration
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import FakeClock
 from tests.fakes.memory_keys import MemoryKeys
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, EMBEDDING, EMBEDDINGS, MODEL, FakeMesh
-from tests.unit.gateway.test_known_keys import key, secret
-
-KEY = secret(1).decode()
-HEADERS = {"Authorization": f"Bearer {KEY}"}
+from tests.unit.gateway.apps import Http, Json, app_over, connect, openai_of
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, EMBEDDING, EMBEDDINGS, FakeMesh
+from tests.unit.gateway.limits import BEGIN_S, bearer, limited, secret
 
 
 class UnsteadyKeys(MemoryKeys):
@@ -47,27 +37,17 @@ class LimitedApi:
 
     def __init__(self, text: ChatText, mesh: FakeMesh) -> None:
         self.mesh = mesh
-        self.clock = FakeClock(1_700_000_000.0 // 86_400 * 86_400)
+        self.clock = FakeClock(BEGIN_S)
         self.store = UnsteadyKeys(self.clock)
         self.refusals: list[KeyLimit] = []
         self._text = text
 
-    async def start(self, limits: KeyLimits, gateway_id: str = "g") -> httpx.AsyncClient:
+    async def start(self, limits: KeyLimits, gateway_id: str = "g") -> Http:
         """Return a client of a gateway whose key has these limits."""
-        known = (await self.store.keys()).keys.get("acme")
-        await self.store.put_key(key("acme", 1, limits=limits), known)
-        keys = KnownKeys((), self.clock, self.store)
-        await keys.look()
-        self.quotas = Quotas(self.store, self.clock, gateway_id, self.refusals.append)
-        metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-        access = ApiAccess(keys, self.quotas)
-        self.app = create_app(self.mesh, self._text, ApiOptions(MODEL, embeddings=EMBEDDINGS), metrics, access)
-        return httpx.AsyncClient(transport=httpx.ASGITransport(self.app), base_url="http://g", headers=HEADERS)
-
-    async def used(self, limits: KeyLimits) -> KeyAdmission:
-        """What the store has counted, without what is not reported."""
-        await self.quotas.report(renew=False)
-        return await self.store.use("acme", limits, KeyReport("reader"))
+        self.books = await limited(self.store, self.clock, limits, gateway_id, self.refusals.append)
+        self.quotas, self.used = self.books.quotas, self.books.used
+        self.app = app_over(self.mesh, self._text, access=self.books.access, embeddings=EMBEDDINGS)
+        return connect(self.app, **bearer(1))
 
 
 @pytest.fixture
@@ -78,7 +58,7 @@ def api(text: ChatText, mesh: FakeMesh) -> LimitedApi:
 async def test_requests_a_minute(api: LimitedApi) -> None:
     """Each answer has the headers that OpenAI's clients read; the refusal says when to come back, and then lets in."""
     async with await api.start(KeyLimits(requests_per_minute=2)) as client:
-        first = await client.post("/v1/chat/completions", json=CHAT)
+        first = await client.post(CHATS, json=CHAT)
         assert first.status_code == 200
         assert {name: first.headers[f"x-ratelimit-{name}-requests"] for name in ("limit", "remaining", "reset")} == {
             "limit": "2",
@@ -86,10 +66,10 @@ async def test_requests_a_minute(api: LimitedApi) -> None:
             "reset": "30s",
         }
         assert "x-ratelimit-limit-tokens" not in first.headers
-        streamed = await client.post("/v1/completions", json=COMPLETION | {"stream": True})
+        streamed = await client.post(COMPLETIONS, json=COMPLETION | {"stream": True})
         assert (streamed.status_code, streamed.headers["x-ratelimit-remaining-requests"]) == (200, "0")
         for body in (CHAT, {"not": "read"}):
-            refused = await client.post("/v1/chat/completions", json=body)
+            refused = await client.post(CHATS, json=body)
             error = refused.json()["error"]
             assert (refused.status_code, error["code"], error["type"]) == (
                 429,
@@ -99,13 +79,13 @@ async def test_requests_a_minute(api: LimitedApi) -> None:
             assert (refused.headers["retry-after"], refused.headers["x-ratelimit-remaining-requests"]) == ("30", "0")
         assert (await client.get("/v1/models")).status_code == 200
         api.clock.advance(30.0)
-        assert (await client.post("/v1/chat/completions", json=CHAT)).status_code == 200
+        assert (await client.post(CHATS, json=CHAT)).status_code == 200
     assert api.refusals == [KeyLimit.REQUESTS] * 2
 
 
 WRONG: list[tuple[str, Any]] = [
-    ("/v1/completions", COMPLETION | {"max_tokens": 10**6, "structured_outputs": {"regex": "[ab]{9}"}}),
-    ("/v1/chat/completions", CHAT | {"structured_outputs": {"regex": "[ab"}}),
+    (COMPLETIONS, COMPLETION | {"max_tokens": 10**6, "structured_outputs": {"regex": "[ab]{9}"}}),
+    (CHATS, CHAT | {"structured_outputs": {"regex": "[ab"}}),
     ("/v1/embeddings", EMBEDDING | {"input": 5}),
     ("/v1/messages", {"not": "a message"}),
 ]
@@ -118,7 +98,7 @@ async def test_a_refused_body_counts_as_a_request(api: LimitedApi, path: str, bo
     async with await api.start(limits) as client:
         for _ in range(3):
             assert (await client.post(path, json=body)).status_code == 400
-        found = await api.used(limits)
+        found = await api.used()
         assert (found.used_requests, found.used_tokens) == (3.0, 0.0)
         assert (await client.post(path, json=body)).status_code == 400
         refused = await client.post(path, json=body)
@@ -130,30 +110,28 @@ async def test_what_is_refused_for_its_tokens_counts_as_a_request(api: LimitedAp
     limits = KeyLimits(requests_per_minute=4, tokens_per_minute=10)
     body = COMPLETION | {"structured_outputs": {"regex": "[ab]{9}"}}
     async with await api.start(limits) as client:
-        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
-        used = (await api.used(limits)).used_tokens
+        assert (await client.post(COMPLETIONS, json=COMPLETION)).status_code == 200
+        used = (await api.used()).used_tokens
         for count in range(2, 6):
-            refused = await client.post("/v1/completions", json=body)
+            refused = await client.post(COMPLETIONS, json=body)
             assert "tokens a minute" in refused.json()["error"]["message"]
-            assert (await api.used(limits)).used_requests == min(4, count)
-        refused = await client.post("/v1/completions", json={"not": "read"})
+            assert (await api.used()).used_requests == min(4, count)
+        refused = await client.post(COMPLETIONS, json={"not": "read"})
         assert "requests a minute" in refused.json()["error"]["message"]
-        assert (await api.used(limits)).used_tokens == used
+        assert (await api.used()).used_tokens == used
     assert api.refusals == [*[KeyLimit.TOKENS] * 3, KeyLimit.REQUESTS, KeyLimit.TOKENS, KeyLimit.REQUESTS]
 
 
 @pytest.mark.parametrize(
     ("path", "body"),
     [
-        ("/v1/completions", COMPLETION | {"n": 4, "max_tokens": 30}),
-        ("/v1/completions", COMPLETION | {"prompt": ["Hello, world!"] * 4, "max_tokens": 30}),
+        (COMPLETIONS, COMPLETION | {"n": 4, "max_tokens": 30}),
+        (COMPLETIONS, COMPLETION | {"prompt": ["Hello, world!"] * 4, "max_tokens": 30}),
         ("/v1/embeddings", EMBEDDING | {"input": ["Hello, world! " * 4] * 4}),
     ],
     ids=["choices", "prompts", "inputs"],
 )
-async def test_what_can_be_divided_takes_no_more_than_a_minute_gives(
-    api: LimitedApi, path: str, body: dict[str, Any]
-) -> None:
+async def test_what_can_be_divided_takes_no_more_than_a_minute_gives(api: LimitedApi, path: str, body: Json) -> None:
     """No wait helps it, which the client is told; a single sequence is never impossible. It counts as a request."""
     limits = KeyLimits(requests_per_minute=10, tokens_per_minute=50)
     async with await api.start(limits) as client:
@@ -163,9 +141,9 @@ async def test_what_can_be_divided_takes_no_more_than_a_minute_gives(
         assert "tokens, and the key 'acme' has a limit of 50 tokens a minute" in error["message"]
         assert refused.headers["x-should-retry"] == "false"
         assert "retry-after" not in refused.headers
-        found = await api.used(limits)
+        found = await api.used()
         assert (found.used_requests, found.used_tokens) == (1.0, 0.0)
-        alone = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 120})
+        alone = await client.post(COMPLETIONS, json=COMPLETION | {"max_tokens": 120})
         assert alone.status_code == 200
     assert api.refusals == [KeyLimit.TOKENS]
 
@@ -183,7 +161,7 @@ async def test_counting_tokens_counts_as_a_request(api: LimitedApi, path: str, b
     limits = KeyLimits(requests_per_minute=4, tokens_per_minute=10, max_streams=1)
     async with await api.start(limits) as client:
         api.mesh.hang_at = 0
-        running = asyncio.create_task(client.post("/v1/completions", json=COMPLETION | {"max_tokens": 100}))
+        running = asyncio.create_task(client.post(COMPLETIONS, json=COMPLETION | {"max_tokens": 100}))
         await api.mesh.hung.get()
         for _ in range(3):
             answer = await client.post(path, json=body)
@@ -198,21 +176,21 @@ async def test_tokens_a_minute_are_those_that_were_used(api: LimitedApi) -> None
     """Reserved with `max_tokens`, settled with the usage; what fails in the mesh costs nothing."""
     limits = KeyLimits(tokens_per_minute=300, tokens_per_day=10**6)
     async with await api.start(limits) as client:
-        answer = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": 200})
+        answer = await client.post(COMPLETIONS, json=COMPLETION | {"max_tokens": 200})
         used = answer.json()["usage"]["total_tokens"]
         prompt = answer.json()["usage"]["prompt_tokens"]
         assert answer.headers["x-ratelimit-remaining-tokens"] == str(300 - prompt - 200)
-        found = await api.used(limits)
+        found = await api.used()
         assert (found.used_tokens, found.used_day_tokens) == (used, used)
         api.mesh.fail_at = 0
-        assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 503
-        assert (await api.used(limits)).used_tokens == used
+        assert (await client.post(COMPLETIONS, json=COMPLETION)).status_code == 503
+        assert (await api.used()).used_tokens == used
         api.mesh.fail_at = 2
-        streamed = await client.post("/v1/completions", json=COMPLETION | {"stream": True, "max_tokens": 20})
+        streamed = await client.post(COMPLETIONS, json=COMPLETION | {"stream": True, "max_tokens": 20})
         assert '"error"' in streamed.text
-        assert (await api.used(limits)).used_tokens == used + prompt + 2
+        assert (await api.used()).used_tokens == used + prompt + 2
         api.mesh.fail_at = None
-        refused = await client.post("/v1/completions", json=COMPLETION | {"max_tokens": (300 - prompt) // 2, "n": 2})
+        refused = await client.post(COMPLETIONS, json=COMPLETION | {"max_tokens": (300 - prompt) // 2, "n": 2})
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
         assert "tokens a minute" in refused.json()["error"]["message"]
 
@@ -225,10 +203,10 @@ async def test_embeddings_cost_their_inputs(api: LimitedApi) -> None:
         for used in (4, 8):
             answer = await client.post("/v1/embeddings", json=body)
             assert (answer.status_code, answer.headers["x-ratelimit-limit-tokens"]) == (200, "20")
-            assert (await api.used(limits)).used_tokens == used
+            assert (await api.used()).used_tokens == used
         api.mesh.fail_at = 0
         assert (await client.post("/v1/embeddings", json=body)).status_code == 503
-        assert (await api.used(limits)).used_tokens == 8
+        assert (await api.used()).used_tokens == 8
         refused = await client.post("/v1/embeddings", json=EMBEDDING | {"input": [[1] * 20]})
         assert refused.json()["error"]["code"] == "rate_limit_exceeded"
 
@@ -238,26 +216,25 @@ async def test_a_client_that_leaves_pays_for_its_prompt_and_what_came(api: Limit
     limits = KeyLimits(tokens_per_minute=1000, max_streams=1)
     async with await api.start(limits) as client:
         api.mesh.hang_at = 1
-        reading = asyncio.create_task(client.post("/v1/completions", json=COMPLETION | {"max_tokens": 20}))
+        reading = asyncio.create_task(client.post(COMPLETIONS, json=COMPLETION | {"max_tokens": 20}))
         await api.mesh.hung.get()
-        refused = await client.post("/v1/completions", json=COMPLETION)
+        refused = await client.post(COMPLETIONS, json=COMPLETION)
         assert (refused.status_code, refused.headers["retry-after"]) == (429, "1")
         assert "at the same time" in refused.json()["error"]["message"]
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        await leave(reading)
         await until(lambda: not api.mesh.open)
         api.mesh.hang_at = None
         spec = next(iter(api.mesh.specs.values()))
-        assert (await api.used(limits)).used_tokens == len(spec.prompt_token_ids) + 1
+        assert (await api.used()).used_tokens == len(spec.prompt_token_ids) + 1
         for _ in range(5):
-            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            assert (await client.post(COMPLETIONS, json=COMPLETION)).status_code == 200
 
 
 async def test_one_request_after_the_other_is_never_two_at_once(api: LimitedApi) -> None:
     """Whole or streamed: a place is free before the client has the end."""
     async with await api.start(KeyLimits(max_streams=1)) as client:
         for number in range(20):
-            answer = await client.post("/v1/completions", json=COMPLETION | {"stream": number % 2 == 0})
+            answer = await client.post(COMPLETIONS, json=COMPLETION | {"stream": number % 2 == 0})
             assert answer.status_code == 200
 
 
@@ -265,18 +242,17 @@ async def test_places_are_renewed_while_requests_run(api: LimitedApi) -> None:
     limits = KeyLimits(max_streams=1)
     async with await api.start(limits) as client:
         api.mesh.hang_at = 1
-        reading = asyncio.create_task(client.post("/v1/completions", json=COMPLETION))
+        reading = asyncio.create_task(client.post(COMPLETIONS, json=COMPLETION))
         await api.mesh.hung.get()
         for _ in range(5):
             api.clock.advance(10.0)
             await api.quotas.report(renew=True)
-            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 429
+            assert (await client.post(COMPLETIONS, json=COMPLETION)).status_code == 429
         api.clock.advance(16.0)  # its gateway renews nothing any more
         async with await api.start(limits, "another") as elsewhere:
             api.mesh.hang_at = None
-            assert (await elsewhere.post("/v1/completions", json=COMPLETION)).status_code == 200
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+            assert (await elsewhere.post(COMPLETIONS, json=COMPLETION)).status_code == 200
+        await leave(reading)
 
 
 async def test_places_are_renewed_while_others_come_and_go(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,18 +271,8 @@ async def test_places_are_renewed_while_others_come_and_go(api: LimitedApi, monk
         running = asyncio.create_task(api.quotas.run())
         async with asyncio.timeout(5.0):
             while not renewed:
-                await client.post("/v1/completions", json=COMPLETION)
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-
-
-async def test_two_gateways_share_a_limit(api: LimitedApi) -> None:
-    limits = KeyLimits(requests_per_minute=2)
-    async with await api.start(limits, "a") as first, await api.start(limits, "b") as second:
-        assert (await first.post("/v1/completions", json=COMPLETION)).status_code == 200
-        assert (await second.post("/v1/completions", json=COMPLETION)).status_code == 200
-        assert (await first.post("/v1/completions", json=COMPLETION)).status_code == 429
-        assert (await second.post("/v1/completions", json=COMPLETION)).status_code == 429
+                await client.post(COMPLETIONS, json=COMPLETION)
+        await leave(running)
 
 
 async def test_while_the_store_is_away_a_gateway_counts_alone(api: LimitedApi) -> None:
@@ -314,12 +280,12 @@ async def test_while_the_store_is_away_a_gateway_counts_alone(api: LimitedApi) -
     limits = KeyLimits(requests_per_minute=3, tokens_per_minute=10_000, max_streams=1)
     async with await api.start(limits) as client:
         api.store.is_away = True
-        answers = [await client.post("/v1/completions", json=COMPLETION) for _ in range(4)]
+        answers = [await client.post(COMPLETIONS, json=COMPLETION) for _ in range(4)]
         assert [answer.status_code for answer in answers] == [200, 200, 200, 429]
         used = answers[0].json()["usage"]["total_tokens"]
         api.store.is_away = False
         api.clock.advance(2.0)
-        assert (await api.used(limits)).used_tokens == 3 * used
+        assert (await api.used()).used_tokens == 3 * used
         assert not api.quotas._books or (await api.quotas.report(renew=False)) is None
 
 
@@ -329,7 +295,7 @@ async def test_nothing_is_kept_of_what_is_over(api: LimitedApi) -> None:
     async with await api.start(limits) as client:
         for number in range(10):
             api.mesh.fail_at = (None, 0, 2)[number % 3]
-            await client.post("/v1/completions", json=COMPLETION | {"stream": number % 2 == 0})
+            await client.post(COMPLETIONS, json=COMPLETION | {"stream": number % 2 == 0})
         for _ in range(2):
             await api.quotas.report(renew=True)
         assert not api.quotas._books
@@ -340,21 +306,20 @@ async def test_a_key_without_limits_asks_nothing(api: LimitedApi) -> None:
     """No count, no header; the store may be away."""
     async with await api.start(KeyLimits()) as client:
         api.store.is_away = True
-        answer = await client.post("/v1/completions", json=COMPLETION)
+        answer = await client.post(COMPLETIONS, json=COMPLETION)
         assert answer.status_code == 200
         assert not [name for name in answer.headers if name.startswith("x-ratelimit")]
 
 
-async def openai_client(api: LimitedApi, limits: KeyLimits, max_retries: int) -> tuple[AsyncOpenAI, httpx2.AsyncClient]:
+async def openai_client(api: LimitedApi, limits: KeyLimits, max_retries: int) -> AsyncOpenAI:
     """OpenAI's own client of the app."""
     await (await api.start(limits)).aclose()
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(api.app), base_url="http://g")
-    return AsyncOpenAI(api_key=KEY, base_url="http://g/v1", http_client=http, max_retries=max_retries), http
+    return openai_of(api.app, secret(1).decode(), max_retries)
 
 
 async def test_openais_client_waits_as_it_is_told(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """With retries a limit is a pause, of as many seconds as `Retry-After` says; without, `RateLimitError`."""
-    client, http = await openai_client(api, KeyLimits(requests_per_minute=2), max_retries=1)
+    client = await openai_client(api, KeyLimits(requests_per_minute=2), max_retries=1)
     slept_s: list[float] = []
 
     async def sleep(seconds: float) -> None:
@@ -362,7 +327,7 @@ async def test_openais_client_waits_as_it_is_told(api: LimitedApi, monkeypatch: 
         api.clock.advance(seconds)
 
     monkeypatch.setattr("anyio.sleep", sleep)
-    async with http:
+    async with client:
         for _ in range(3):
             answer = await client.chat.completions.create(**CHAT)
             assert answer.choices[0].message.content == "Hello, world!"
@@ -374,19 +339,24 @@ async def test_openais_client_waits_as_it_is_told(api: LimitedApi, monkeypatch: 
 
 
 async def test_openais_client_does_not_wait_for_another_day(api: LimitedApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    client, http = await openai_client(api, KeyLimits(tokens_per_day=20), max_retries=5)
+    client = await openai_client(api, KeyLimits(tokens_per_day=20), max_retries=5)
 
     async def sleep(seconds: float) -> None:
         raise AssertionError(f"waited {seconds} s")
 
     monkeypatch.setattr("anyio.sleep", sleep)
-    arguments: dict[str, Any] = COMPLETION | {"max_tokens": 15}
-    async with http:
+    arguments: Json = COMPLETION | {"max_tokens": 15}
+    async with client:
         await client.completions.create(**arguments)
         with pytest.raises(openai.RateLimitError) as refused:
             await client.completions.create(**arguments)
     assert refused.value.code == "insufficient_quota"
     assert 0 < int(refused.value.response.headers["retry-after"]) <= 86_400
+
+
+async def leave(request: asyncio.Task[Any]) -> None:
+    request.cancel()
+    await asyncio.gather(request, return_exceptions=True)
 
 
 @pytest.mark.parametrize(
@@ -412,5 +382,5 @@ async def test_a_store_that_hangs_delays_one_request_a_little(api: LimitedApi, m
     async with await api.start(KeyLimits(requests_per_minute=100)) as client:
         monkeypatch.setattr(api.store, "use", hang)
         for _ in range(10):
-            assert (await client.post("/v1/completions", json=COMPLETION)).status_code == 200
+            assert (await client.post(COMPLETIONS, json=COMPLETION)).status_code == 200
     assert calls == 1

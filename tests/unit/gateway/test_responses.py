@@ -4,13 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
-from collections.abc import AsyncIterator, Callable
-from pathlib import Path
 from typing import Any, Literal
 
-import httpx
-import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -22,25 +17,17 @@ from openai.types.responses import (
     ToolChoiceAllowed,
     ToolChoiceAllowedParam,
 )
-from prometheus_client import CollectorRegistry
 from pydantic import BaseModel
-from starlette.applications import Starlette
 
-from spotwise.gateway.generate.api_options import ApiOptions
-from spotwise.gateway.generate.metrics import GatewayMetrics
-from spotwise.gateway.routes.app import create_app
 from spotwise.text.chat_text import ChatText
-from tests.unit.gateway.access import open_to
+from tests.unit.gateway.apps import Encode, Http, Json, MakeApp, app_over, openai_of
 from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE, FakeMesh
-from tests.unit.gateway.test_http_tools import FUNCTION, THINKING_TEMPLATE, TOOL, WRITTEN
+from tests.unit.gateway.test_http_tools import FUNCTION, TOOL, WRITTEN
 
 RESPONSES = "/v1/responses"
 HI = RESPONSE
 FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
 THOUGHT = f"I look.</think>So: {WRITTEN}\n{WRITTEN}"
-
-Encode = Callable[[str], list[int]]
-MakeApp = Callable[..., Starlette]
 
 
 @pytest.fixture(scope="module")
@@ -49,28 +36,13 @@ def text(roomy_text: ChatText) -> ChatText:
 
 
 @pytest.fixture
-async def api(make_app: MakeApp) -> AsyncIterator[AsyncOpenAI]:
-    async with client_of(make_app()) as opened:
-        yield opened
-
-
-@pytest.fixture
-def thinking_text(roomy_dir: Path, tmp_path: Path) -> ChatText:
-    """Of a model whose chat template writes tools and begins the reasoning."""
-    folder = shutil.copytree(roomy_dir, tmp_path / "model")
-    (folder / "chat_template.jinja").write_text(THINKING_TEMPLATE)
-    return ChatText.load(folder)
+def api(make_app: MakeApp) -> AsyncOpenAI:
+    return openai_of(make_app())
 
 
 @pytest.fixture
 def thinking(thinking_text: ChatText, mesh: FakeMesh) -> AsyncOpenAI:
-    metrics = GatewayMetrics(CollectorRegistry(), MODEL)
-    return client_of(create_app(mesh, thinking_text, ApiOptions(MODEL), metrics, open_to()))
-
-
-def client_of(app: Starlette) -> AsyncOpenAI:
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    return AsyncOpenAI(api_key="none", base_url="http://gateway/v1", http_client=http, max_retries=0)
+    return openai_of(app_over(mesh, thinking_text))
 
 
 def valid(response: Response) -> Response:
@@ -100,10 +72,7 @@ async def test_it_is_the_chats_prompt(mesh: FakeMesh, make_app: MakeApp) -> None
     call: Any = {"type": "function_call", "call_id": "call_1", "name": "weather", "arguments": '{"city": "Pécs"}'}
     app = make_app()
     items: Any = [
-        {
-            "role": "user",
-            "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_text", "text": "there"}],
-        },
+        {"role": "user", "content": [{"type": "input_text", "text": "Hi"}, {"type": "input_text", "text": "there"}]},
         {"type": "reasoning", "id": "rs_1", "summary": []},
         {"type": "message", "role": "assistant", "content": [{"type": "output_text", "text": "So:"}]},
         call,
@@ -111,7 +80,7 @@ async def test_it_is_the_chats_prompt(mesh: FakeMesh, make_app: MakeApp) -> None
         {"type": "function_call_output", "call_id": "call_1", "output": "sunny"},
         {"type": "function_call_output", "call_id": "call_2", "output": [{"type": "input_text", "text": "wet"}]},
     ]
-    create = client_of(app).responses.create
+    create = openai_of(app).responses.create
     await create(model=MODEL, instructions="Be short.", tools=[FLAT_TOOL], input=items)
     prompt = mesh.spec.prompt_token_ids
     mesh.specs.clear()
@@ -127,7 +96,7 @@ async def test_it_is_the_chats_prompt(mesh: FakeMesh, make_app: MakeApp) -> None
         {"role": "tool", "tool_call_id": "call_2", "content": "wet"},
     ]
     chat: Any = {**CHAT, "messages": messages, "tools": [TOOL]}
-    await client_of(app).chat.completions.create(**chat)
+    await openai_of(app).chat.completions.create(**chat)
     assert mesh.spec.prompt_token_ids == prompt
 
 
@@ -162,7 +131,7 @@ async def test_events_tell_the_whole_response(
     """Numbered without a gap, each item from its beginning to its end; the last has what the answer has that is no stream."""
     mesh.reply, mesh.batch_tokens = [*encode(THOUGHT), 2], batch_tokens
     async with thinking.responses.stream(**HI, tools=[FLAT_TOOL], include=["message.output_text.logprobs"]) as stream:
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
         final = await stream.get_final_response()
     assert [event.sequence_number for event in events] == list(range(len(events)))
     kinds = [event.type for event in events]
@@ -173,11 +142,7 @@ async def test_events_tell_the_whole_response(
     assert begun == ended == [item.id for item in final.output]
     said: dict[str, str] = {}
     for event in events:
-        if event.type in (
-            "response.output_text.delta",
-            "response.reasoning_text.delta",
-            "response.function_call_arguments.delta",
-        ):
+        if event.type.endswith(".delta"):
             said[event.item_id] = said.get(event.item_id, "") + event.delta
         elif event.type in ("response.output_text.done", "response.reasoning_text.done"):
             assert said[event.item_id] == event.text
@@ -198,7 +163,7 @@ def _without_ids(response: Response) -> Any:
     return {name: answered[name] for name in ("status", "output", "usage", "tools", "text", "metadata")}
 
 
-async def test_the_bytes_are_openais(client: httpx.AsyncClient) -> None:
+async def test_the_bytes_are_openais(client: Http) -> None:
     """Every event has its line of type, and there is no `[DONE]`."""
     answer = await client.post(RESPONSES, json=HI | {"stream": True})
     parts = answer.text.split("\n\n")
@@ -209,7 +174,7 @@ async def test_the_bytes_are_openais(client: httpx.AsyncClient) -> None:
     assert "[DONE]" not in answer.text
 
 
-async def test_how_tokens_come_changes_no_event(client: httpx.AsyncClient, mesh: FakeMesh, encode: Encode) -> None:
+async def test_how_tokens_come_changes_no_event(client: Http, mesh: FakeMesh, encode: Encode) -> None:
     """One by one, a few at a time or all at once: the same events, their numbers and log-probabilities included."""
     mesh.reply = [*encode(f"So 😀: {WRITTEN}\n{WRITTEN} done"), 2]
     asked = HI | {"stream": True, "tools": [FLAT_TOOL], "include": ["message.output_text.logprobs"]}
@@ -237,7 +202,7 @@ async def test_a_schema_is_parsed(api: AsyncOpenAI, mesh: FakeMesh, encode: Enco
 
 
 async def test_log_probabilities(api: AsyncOpenAI, mesh: FakeMesh) -> None:
-    asked: dict[str, Any] = {**HI, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    asked: Json = {**HI, "include": ["message.output_text.logprobs"], "top_logprobs": 2}
     response = await api.responses.create(**asked)
     message = response.output[0]
     assert isinstance(message, ResponseOutputMessage) and message.content[0].type == "output_text"
@@ -280,14 +245,19 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         await api.responses.create(**HI, stream=True)
 
 
+IMAGE = {"type": "input_image", "image_url": "x"}
+
+
+def allowing(tool: Json) -> Json:
+    """A request with one tool, which allows another one alone."""
+    return {"tools": [FLAT_TOOL], "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [tool]}}
+
+
 @pytest.mark.parametrize(
     ("changes", "param"),
     [
         ({"input": [{"type": "item_reference", "id": "x"}]}, "input.0"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input.0.message.content",
-        ),
+        ({"input": [{"role": "user", "content": [IMAGE]}]}, "input.0.message.content"),
         ({"input": []}, "input"),
         ({"input": [{"type": "function_call", "call_id": "c", "name": "f"}]}, "input.0.function_call.arguments"),
         ({"input": "refuse"}, "input"),
@@ -300,24 +270,8 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
         ({"tools": [FLAT_TOOL, FLAT_TOOL]}, "tools"),
         ({"tools": [FLAT_TOOL], "tool_choice": {"type": "function", "name": "other"}}, "tool_choice"),
         ({"tool_choice": "required"}, "tool_choice"),
-        (
-            {
-                "tools": [FLAT_TOOL],
-                "tool_choice": {
-                    "type": "allowed_tools",
-                    "mode": "auto",
-                    "tools": [{"type": "function", "name": "other"}],
-                },
-            },
-            "tool_choice",
-        ),
-        (
-            {
-                "tools": [FLAT_TOOL],
-                "tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "image_generation"}]},
-            },
-            "tool_choice",
-        ),
+        (allowing({"type": "function", "name": "other"}), "tool_choice"),
+        (allowing({"type": "image_generation"}), "tool_choice"),
         ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text.format"),
         ({"text": {"format": {"type": "json_schema", "name": "x", "schema": {"type": 7}}}}, "text.format.schema"),
         ({"text": {"verbosity": 3}}, "text.verbosity"),
@@ -330,9 +284,7 @@ async def test_a_stream_that_fails_says_so(api: AsyncOpenAI, mesh: FakeMesh) -> 
     ],
     ids=lambda part: part if isinstance(part, str) else "",
 )
-async def test_what_is_wrong_is_named(
-    client: httpx.AsyncClient, mesh: FakeMesh, changes: dict[str, Any], param: str
-) -> None:
+async def test_what_is_wrong_is_named(client: Http, mesh: FakeMesh, changes: Json, param: str) -> None:
     answer = await client.post(RESPONSES, json=HI | changes)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"]) == (400, param), error
@@ -361,7 +313,7 @@ async def test_only_allowed_tools_are_called(
 
 
 @pytest.mark.parametrize("choice", ["any", {}, {"type": 7}, {"type": ""}, {"type": "unheard_of"}])
-async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncClient, choice: Any) -> None:
+async def test_a_choice_that_is_not_known_is_told_what_is(client: Http, choice: Any) -> None:
     body = HI | {"tools": [FLAT_TOOL], "tool_choice": choice}
     error = (await client.post(RESPONSES, json=body)).json()["error"]
     assert error["param"] == "tool_choice"
@@ -369,7 +321,7 @@ async def test_a_choice_that_is_not_known_is_told_what_is(client: httpx.AsyncCli
         assert known in error["message"]
 
 
-async def test_truncation(client: httpx.AsyncClient, mesh: FakeMesh, text: ChatText) -> None:
+async def test_truncation(client: Http, mesh: FakeMesh, text: ChatText) -> None:
     """With `auto` a prompt that is too long loses its beginning."""
     long = HI | {"input": "word " * 5000, "max_output_tokens": 16}
     assert (await client.post(RESPONSES, json=long | {"truncation": "disabled"})).status_code == 400

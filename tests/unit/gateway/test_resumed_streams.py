@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+import json
 
 import pytest
 
 from spotwise.core.gateway.kept_request import process_of
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION
-from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, content, keeping_app
+from tests.unit.gateway.apps import Encode, Json
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, COMPLETION, COMPLETIONS, MODEL
+from tests.unit.gateway.keeping_mesh import Client, Event, KeepingMesh, content, keeping_app, request_id_of
+from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
 
-Encode = Callable[[str], list[int]]
 STREAM = {"stream": True, "stream_options": {"include_usage": True}}
 RESUMABLE = {"X-Spotwise-Resumable": "true"}
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 
 #: Endpoints and bodies with all that an event may hold.
-BODIES: dict[str, tuple[str, dict[str, Any]]] = {
+BODIES: dict[str, tuple[str, Json]] = {
     "chat": (CHATS, CHAT | STREAM),
     "two choices with scores and a stop string": (
         CHATS,
@@ -72,16 +71,10 @@ async def test_another_gateway_goes_on(name: str, had: int, text: ChatText, toke
     events = [await client.event() for _ in range(had)]
     if had > 3:
         await first.saver.save_all()
-    second = KeepingMesh(tokens, store=first.store)
-    last = [event.id for event in events if event.id][-1:]
-    other = keeping_app(second, text, "g1")
-    headers = {"Last-Event-ID": last[0]} if last else {}
-    if not last:
-        return  # a client that has no id yet sends its request again
-    rest = await Client(other, "POST", path, body | {"seed": 1}, headers).events()
-    ids = next(iter(undisturbed[2])), events[-1].data and events[-1].data["id"]
+    other = keeping_app(KeepingMesh(tokens, store=first.store), text, "g1")
+    rest = await Client(other, "POST", path, body | {"seed": 1}, {"Last-Event-ID": events[-1].id}).events()
     assert content([*events, *rest])[:2] == undisturbed[:2]
-    assert content([*events, *rest])[2] == {ids[1]}
+    assert content([*events, *rest])[2] == {request_id_of(events)}
     await client.leave()
 
 
@@ -101,7 +94,7 @@ async def test_the_loser_is_told_and_ends(text: ChatText, tokens: list[int]) -> 
         "resumed_elsewhere"
     ]
     await asyncio.wait_for(client.task, 10)
-    kept = await first.store.get_request(str(events[0].data and events[0].data["id"]))
+    kept = await first.store.get_request(request_id_of(events))
     assert kept is not None
     assert process_of(kept.owner) == "g1"
     assert kept.ending is not None
@@ -155,7 +148,7 @@ async def test_a_resumable_request_goes_on_without_its_client(text: ChatText, to
     mesh.go.set()
     await until(lambda: not mesh.open)
     other = keeping_app(KeepingMesh(tokens, store=mesh.store), text, "g1")
-    path = f"/v1/requests/{events[0].data and events[0].data['id']}"
+    path = f"/v1/requests/{request_id_of(events)}"
     for at in (app, other):
         headers = {"Last-Event-ID": events[-1].id, "Accept": "text/event-stream"}
         rest = await Client(at, "GET", path, None, headers).events()
@@ -171,7 +164,6 @@ async def test_a_resumable_request_waits_so_long_and_no_longer(text: ChatText, t
     event = await client.event()
     await client.leave()
     await until(lambda: not mesh.open)
-    assert event.data is not None
     request_id = event.data["id"]
     await until(lambda: mesh.store._kept[request_id].ending is not None)
     state = await Client(app, "GET", f"/v1/requests/{event.data['id']}").answer()
@@ -199,12 +191,9 @@ async def test_another_answer_is_an_honest_error(text: ChatText, tokens: list[in
     rest = await Client(
         keeping_app(second, text, "g1"), "POST", CHATS, CHAT | STREAM, {"Last-Event-ID": events[-1].id}
     ).events()
-    assert content(rest)[:2] == [[], [{"code": "diverged", **_rest_of(content(rest)[1][0])}, "[DONE]"]]
+    choices, (error, done), _ = content(rest)
+    assert (choices, error["code"], done) == ([], "diverged", "[DONE]")
     await client.leave()
-
-
-def _rest_of(error: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in error.items() if name != "code"}
 
 
 @pytest.mark.parametrize(
@@ -219,3 +208,70 @@ async def test_ids_of_no_event_are_refused(text: ChatText, event_id: str) -> Non
     client = Client(app, "POST", CHATS, CHAT | STREAM, {"Last-Event-ID": "chatcmpl-1.1-ff"})
     assert (await client.answer())["error"]["code"] == "request_not_found"
     assert client.status == 404
+
+
+RESPONSES = "/v1/responses"
+RESPONSE_STREAM: Json = {"model": MODEL, "input": "Hi", "stream": True, "seed": 1}
+RESPONSE_BODIES: dict[str, tuple[Json, str]] = {
+    "text": (RESPONSE_STREAM, "Hello 😀, world! 你好"),
+    "stop string that is held back": (RESPONSE_STREAM | {"stop": ["dog", "zz"]}, "the lazy 😀 fox jumps over the dog"),
+    "calls": (
+        RESPONSE_STREAM | {"tools": [{"type": "function", **FUNCTION}], "include": ["message.output_text.logprobs"]},
+        f"So 😀: {WRITTEN}\n{WRITTEN} done",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def text(roomy_text: ChatText) -> ChatText:
+    return roomy_text
+
+
+def told(events: list[Event]) -> list[Json]:
+    """What events say, but for the response's id and time."""
+    ids = {event.data["response"]["id"] for event in events if "response" in event.data}
+    (request_id,) = ids
+    written = json.dumps([event.data for event in events]).replace(request_id, "resp")
+    said: list[Json] = json.loads(written)
+    for each in said:
+        for name in ("item_id", "id", "call_id"):
+            each.pop(name, None)
+        for item in (each.get("item"), *each.get("response", {}).get("output", ())):
+            for name in ("id", "call_id"):
+                (item or {}).pop(name, None)
+        each.get("response", {}).pop("created_at", None)
+    return said
+
+
+@pytest.mark.parametrize("name", RESPONSE_BODIES)
+async def test_any_event_of_a_response_is_a_place_to_go_on_from(name: str, text: ChatText, encode: Encode) -> None:
+    """Every event has an id; after the end, from each: exactly the events after it."""
+    body, said = RESPONSE_BODIES[name]
+    app = keeping_app(KeepingMesh([*encode(said), 2]), text)
+    events = await Client(app, "POST", RESPONSES, body, RESUMABLE).named_events()
+    assert [event.data["sequence_number"] for event in events] == list(range(len(events)))
+    assert len({event.id for event in events}) == len(events)
+    for number, event in enumerate(events):
+        rest = await Client(app, "POST", RESPONSES, body, {"Last-Event-ID": event.id}).named_events()
+        assert rest == events[number + 1 :], f"from event {number}"
+
+
+@pytest.mark.parametrize("had", [1, 2, 3, 5, 6, 9])
+@pytest.mark.parametrize("name", RESPONSE_BODIES)
+async def test_another_gateway_goes_on_with_a_response(name: str, had: int, text: ChatText, encode: Encode) -> None:
+    """The gateway dies in the midst; together its client has what one gateway would have sent."""
+    body, said = RESPONSE_BODIES[name]
+    tokens = [*encode(said), 2]
+    undisturbed = await Client(keeping_app(KeepingMesh(tokens), text), "POST", RESPONSES, body).named_events()
+    first = KeepingMesh(tokens, hang_at=len(tokens) - 1)
+    client = Client(keeping_app(first, text), "POST", RESPONSES, body)
+    events = await client.named_events(had)
+    if had > 4:
+        await first.saver.save_all()
+    second = KeepingMesh(tokens, store=first.store)
+    headers = {"Last-Event-ID": events[-1].id}
+    rest = await Client(keeping_app(second, text, "g1"), "POST", RESPONSES, body, headers).named_events()
+    assert told([*events, *rest]) == told(undisturbed)
+    begun = [event.data["item"]["id"] for event in [*events, *rest] if event.data["type"].endswith("item.added")]
+    assert begun == [item["id"] for item in rest[-1].data["response"]["output"]]
+    await client.leave()

@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Callable
 from typing import Any
+from unittest.mock import AsyncMock, Mock
 
-import httpx2
 import openai
 import pytest
 from openai import AsyncOpenAI
 
-from spotwise.core.access.store_budget import RoomVerdict, StoreBudget
-from spotwise.core.gateway.kept_request import StoredResponse
+from spotwise.core.access.store_budget import StoreBudget
 from spotwise.gateway.access.auth import ApiKey
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.text.chat_text import ChatText
 from tests.contracts.waiting import until
 from tests.fakes.memory import MemoryStore
-from tests.unit.gateway.fake_mesh import CHAT, MODEL, RESPONSE
+from tests.unit.gateway.apps import Encode, open_to, openai_of
+from tests.unit.gateway.fake_mesh import CHAT, CHATS, MODEL, RESPONSE
 from tests.unit.gateway.keeping_mesh import Client, KeepingMesh, keeping_app
 from tests.unit.gateway.test_http_tools import FUNCTION, WRITTEN
-from tests.unit.gateway.test_resumed_responses import RESPONSES, STREAM, events_of
+from tests.unit.gateway.test_resumed_streams import RESPONSE_STREAM, RESPONSES
 
-Encode = Callable[[str], list[int]]
 HI = RESPONSE
 FLAT_TOOL: Any = {"type": "function", "strict": None, **FUNCTION}
 
@@ -39,15 +37,13 @@ def mesh(encode: Encode) -> KeepingMesh:
 
 
 @pytest.fixture
-async def api(mesh: KeepingMesh, text: ChatText) -> AsyncIterator[AsyncOpenAI]:
-    yield api_of(mesh, text, "mine")
+def api(mesh: KeepingMesh, text: ChatText) -> AsyncOpenAI:
+    return api_of(mesh, text, "mine")
 
 
 def api_of(mesh: KeepingMesh, text: ChatText, key: str, name: str = "g0") -> AsyncOpenAI:
     """A caller with a key, at a gateway of that name."""
-    app = keeping_app(mesh, text, name, api_keys=(ApiKey("mine"), ApiKey("other")))
-    http = httpx2.AsyncClient(transport=httpx2.ASGITransport(app))
-    return AsyncOpenAI(api_key=key, base_url="http://gateway/v1", http_client=http, max_retries=0)
+    return openai_of(keeping_app(mesh, text, name, access=open_to((ApiKey("mine"), ApiKey("other")))), key)
 
 
 def prompts(mesh: KeepingMesh, text: ChatText) -> list[str]:
@@ -135,11 +131,11 @@ async def test_what_is_not_to_be_stored_is_not(api: AsyncOpenAI) -> None:
 async def test_a_resumed_stream_is_stored_where_it_ends(mesh: KeepingMesh, text: ChatText, encode: Encode) -> None:
     tokens = [*encode("Hello, world!"), 2]
     first = KeepingMesh(tokens, hang_at=3)
-    client = Client(keeping_app(first, text), "POST", RESPONSES, STREAM)
-    events = await events_of(client, 4)
+    client = Client(keeping_app(first, text), "POST", RESPONSES, RESPONSE_STREAM)
+    events = await client.named_events(4)
     second = KeepingMesh(tokens, store=first.store)
     other = keeping_app(second, text, "g1")
-    rest = await events_of(Client(other, "POST", RESPONSES, STREAM, {"Last-Event-ID": events[-1].id}))
+    rest = await Client(other, "POST", RESPONSES, RESPONSE_STREAM, {"Last-Event-ID": events[-1].id}).named_events()
     whole = rest[-1].data["response"]
     assert await Client(other, "GET", f"{RESPONSES}/{whole['id']}").answer() == whole
     await client.leave()
@@ -151,15 +147,15 @@ async def test_a_stream_of_a_conversation_is_planned_again_without_the_store(tex
     mesh = KeepingMesh(tokens)
     app = keeping_app(mesh, text)
     begun = await Client(app, "POST", RESPONSES, HI).answer()
-    body = STREAM | {"previous_response_id": begun["id"]}
+    body = RESPONSE_STREAM | {"previous_response_id": begun["id"]}
     mesh.hang_at = 3
     client = Client(app, "POST", RESPONSES, body)
-    events = await events_of(client, 4)
+    events = await client.named_events(4)
     await Client(app, "DELETE", f"{RESPONSES}/{begun['id']}").answer()
     second = KeepingMesh(tokens, store=mesh.store)
     path = f"/v1/requests/{events[0].data['response']['id']}"
     headers = {"Last-Event-ID": events[-1].id, "Accept": "text/event-stream"}
-    rest = await events_of(Client(keeping_app(second, text, "g1"), "GET", path, None, headers))
+    rest = await Client(keeping_app(second, text, "g1"), "GET", path, None, headers).named_events()
     assert rest[-1].data["type"] == "response.completed"
     await client.leave()
 
@@ -174,7 +170,7 @@ async def test_a_deleted_response_is_forgotten(
     other = keeping_app(KeepingMesh(mesh.reply, store=mesh.store), text, "g1")
     body = HI | {"stream": is_stream}
     began = Client(app, "POST", RESPONSES, body, headers)
-    answer = (await events_of(began))[-1].data["response"] if is_stream else await began.answer()
+    answer = (await began.named_events())[-1].data["response"] if is_stream else await began.answer()
     response_id = answer["id"]
     deleted = await Client(other, "DELETE", f"{RESPONSES}/{response_id}").answer()
     assert (deleted["id"], deleted["deleted"]) == (response_id, True)
@@ -204,13 +200,13 @@ async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
     app = keeping_app(mesh, text)
     at = keeping_app(KeepingMesh(mesh.reply, store=mesh.store), text, "g1") if elsewhere else app
     mesh.hang_at = 3
-    client = Client(app, "POST", RESPONSES, STREAM, headers)
-    response_id = (await events_of(client, 4))[0].data["response"]["id"]
+    client = Client(app, "POST", RESPONSES, RESPONSE_STREAM, headers)
+    response_id = (await client.named_events(4))[0].data["response"]["id"]
     deleted = await Client(at, "DELETE", f"{RESPONSES}/{response_id}").answer()
     assert deleted["deleted"] is True
     if elsewhere:
         await mesh.saver.save_all()  # it learns of it
-    rest = await events_of(client)
+    rest = await client.named_events()
     assert rest[-1].data["type"] == "response.failed"
     await until(lambda: not mesh.open)
     assert await mesh.store.responses.get_response(response_id) is None
@@ -219,9 +215,9 @@ async def test_a_response_that_is_deleted_while_it_runs_is_not_stored(
 
 async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatText) -> None:
     """Not a request to another endpoint, nor another caller's."""
-    app = keeping_app(mesh, text, api_keys=(ApiKey("mine"), ApiKey("other")))
+    app = keeping_app(mesh, text, access=open_to((ApiKey("mine"), ApiKey("other"))))
     resumable = {"X-Spotwise-Resumable": "true", "Authorization": "Bearer mine"}
-    chat = await Client(app, "POST", "/v1/chat/completions", CHAT, resumable).answer()
+    chat = await Client(app, "POST", CHATS, CHAT, resumable).answer()
     response = await Client(app, "POST", RESPONSES, HI | {"store": False}, resumable).answer()
     for request_id, key in ((chat["id"], "mine"), (response["id"], "other")):
         refused = Client(app, "DELETE", f"{RESPONSES}/{request_id}", None, {"Authorization": f"Bearer {key}"})
@@ -229,22 +225,10 @@ async def test_only_a_response_is_deleted_as_one(mesh: KeepingMesh, text: ChatTe
     assert len(mesh.store._kept) == 2
 
 
-class AwayStore:
-    """A store that does not answer."""
-
-    async def put_response(self, response: StoredResponse, kept_s: float) -> RoomVerdict:
-        raise MeshError("away")
-
-    async def get_response(self, response_id: str) -> StoredResponse | None:
-        raise MeshError("away")
-
-    async def delete_response(self, response_id: str) -> bool:
-        raise MeshError("away")
-
-
 async def test_without_the_store(mesh: KeepingMesh, text: ChatText) -> None:
     """503 for what needs it; what was computed is answered, and says that it is not stored."""
-    mesh.store.responses = AwayStore()  # type: ignore[assignment]
+    away = AsyncMock(side_effect=MeshError("away"))
+    mesh.store.responses = Mock(put_response=away, get_response=away, delete_response=away)
     api = api_of(mesh, text, "mine")
     for attempt in (
         api.responses.create(**HI, previous_response_id="resp_1", store=False),
@@ -266,7 +250,7 @@ async def answered_unstored(mesh: KeepingMesh, text: ChatText) -> None:
     answer = await whole.answer()
     assert (whole.status, whole.headers["x-spotwise-warning"]) == (200, "not stored")
     assert (answer["status"], answer["store"]) == ("completed", False)
-    events = await events_of(Client(app, "POST", RESPONSES, HI | {"stream": True}))
+    events = await Client(app, "POST", RESPONSES, HI | {"stream": True}).named_events()
     assert events[-1].data["type"] == "response.completed"
     assert (events[0].data["response"]["store"], events[-1].data["response"]["store"]) == (True, False)
 

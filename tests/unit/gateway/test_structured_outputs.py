@@ -1,4 +1,4 @@
-"""`response_format` and `structured_outputs`: the grammars that engines get, and what is refused before one does."""
+"""`response_format` and `structured_outputs`: the grammars that engines get, what is refused, and answers that are cut."""
 
 from __future__ import annotations
 
@@ -9,16 +9,17 @@ import threading
 import tracemalloc
 from typing import Any
 
-import httpx
 import pytest
-from llguidance import LLMatcher, LLTokenizer
+from llguidance import LLMatcher
 
+from spotwise.gateway.generate.choice import WrittenJson
 from spotwise.text.chat_text import ChatText
 from spotwise.text.grammar_check import GrammarCheck
-from tests.unit.gateway.fake_mesh import CHAT, COMPLETION, RESPONSE, FakeMesh
+from spotwise.text.message_reader import MessagePart
+from tests.unit.gateway.apps import Encode, Fits, Http, Json, data_of
+from tests.unit.gateway.fake_mesh import BOTH, CHAT, CHATS, COMPLETION, COMPLETIONS, RESPONSE, FakeMesh
 
-CHATS, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
-SCHEMA: dict[str, Any] = {
+SCHEMA: Json = {
     "type": "object",
     "properties": {"city": {"type": "string"}, "degrees": {"type": "integer"}},
     "required": ["city", "degrees"],
@@ -27,18 +28,6 @@ SCHEMA: dict[str, Any] = {
 GOOD = '{"city": "Pécs", "degrees": 21}'
 LARK = 'start: "a" start "b" | "x"'
 GBNF = 'root ::= "a" root "b" | "x"'
-
-
-@pytest.fixture(scope="module")
-def tokenizer(text: ChatText) -> LLTokenizer:
-    return LLTokenizer(text._backend.to_str(), n_vocab=text.vocab_size)
-
-
-def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
-    """Whether a grammar allows a text, and that it ends there."""
-    matcher = LLMatcher(tokenizer, grammar, log_level=0)
-    tokens = tokenizer.tokenize_str(written)
-    return matcher.try_consume_tokens(tokens) == len(tokens) and matcher.is_accepting()
 
 
 @pytest.mark.parametrize(
@@ -73,27 +62,22 @@ def fits(tokenizer: LLTokenizer, grammar: str, written: str) -> bool:
         ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": "_"}}, [GOOD.replace(" ", "_")], [GOOD]),
     ],
 )
-@pytest.mark.parametrize("path", [CHATS, COMPLETIONS])
+@pytest.mark.parametrize("path", BOTH)
 async def test_what_a_text_has_to_look_like(
-    client: httpx.AsyncClient,
-    mesh: FakeMesh,
-    tokenizer: LLTokenizer,
-    path: str,
-    asked: dict[str, Any],
-    good: list[str],
-    bad: list[str],
+    client: Http, mesh: FakeMesh, fits: Fits, path: str, asked: Json, good: list[str], bad: list[str]
 ) -> None:
-    response = await client.post(path, json=(CHAT if path == CHATS else COMPLETION) | asked | {"n": 2})
+    response = await client.post(path, json=BOTH[path] | asked | {"n": 2})
     assert response.status_code == 200, response.text
-    grammars = {spec.sampling.grammar for spec in mesh.specs.values()}
-    assert len(mesh.specs) == 2 and len(grammars) == 1
-    (grammar,) = grammars
-    assert [fits(tokenizer, grammar, each) for each in good] == [True] * len(good)
-    assert [fits(tokenizer, grammar, each) for each in bad] == [False] * len(bad)
+    assert len(mesh.specs) == 2
+    (grammar,) = {spec.sampling.grammar for spec in mesh.specs.values()}
+    assert [fits(grammar, each) for each in good] == [True] * len(good)
+    assert [fits(grammar, each) for each in bad] == [False] * len(bad)
 
 
-@pytest.mark.parametrize("asked", [{}, {"response_format": {"type": "text"}}, {"response_format": None}])
-async def test_any_text_has_no_grammar(client: httpx.AsyncClient, mesh: FakeMesh, asked: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "asked", [{}, {"response_format": {"type": "text", "json_schema": None}}, {"response_format": None}]
+)
+async def test_any_text_has_no_grammar(client: Http, mesh: FakeMesh, asked: Json) -> None:
     assert (await client.post(CHATS, json=CHAT | asked)).status_code == 200
     assert mesh.spec.sampling.grammar == ""
 
@@ -101,6 +85,9 @@ async def test_any_text_has_no_grammar(client: httpx.AsyncClient, mesh: FakeMesh
 @pytest.mark.parametrize(
     ("asked", "param"),
     [
+        ({"response_format": {}}, "response_format.type"),
+        ({"response_format": "text"}, "response_format"),
+        ({"response_format": {"type": "structural_tag", "structures": [], "triggers": []}}, "response_format.type"),
         ({"response_format": {"type": "json_schema"}}, "response_format"),
         (
             {"response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
@@ -131,9 +118,7 @@ async def test_any_text_has_no_grammar(client: httpx.AsyncClient, mesh: FakeMesh
         ({"guided_regex": "a"}, "guided_regex"),
     ],
 )
-async def test_what_cannot_be_followed_is_refused(
-    client: httpx.AsyncClient, mesh: FakeMesh, asked: dict[str, Any], param: str
-) -> None:
+async def test_what_cannot_be_followed_is_refused(client: Http, mesh: FakeMesh, asked: Json, param: str) -> None:
     """400, naming the parameter; nothing reaches the mesh."""
     response = await client.post(CHATS, json=CHAT | asked)
     error = response.json()["error"]
@@ -154,9 +139,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("asked", HOSTILE, ids=lambda asked: str(asked)[:40])
-async def test_costly_grammars_hold_up_nobody(
-    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch, asked: dict[str, Any]
-) -> None:
+async def test_costly_grammars_hold_up_nobody(client: Http, monkeypatch: pytest.MonkeyPatch, asked: Json) -> None:
     """They are compiled, or refused, in a thread, however short their bodies are."""
     threads: list[threading.Thread] = []
     tried = GrammarCheck._problem
@@ -183,7 +166,7 @@ GRAMMARS = [
 @pytest.mark.parametrize(("path", "body"), GRAMMARS, ids=[path for path, _ in GRAMMARS])
 @pytest.mark.parametrize("is_escaped", [False, True])
 async def test_no_spelling_brings_a_grammar_onto_the_loop(
-    client: httpx.AsyncClient, text: ChatText, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, is_escaped: bool
+    client: Http, text: ChatText, monkeypatch: pytest.MonkeyPatch, path: str, body: Any, is_escaped: bool
 ) -> None:
     """Whether a body has one is judged on what it means, not on its bytes, of which a member's name may have escapes."""
     threads: list[threading.Thread] = []
@@ -204,7 +187,7 @@ async def test_no_spelling_brings_a_grammar_onto_the_loop(
     text.grammar_check._verdicts.clear()
 
 
-def _integer(multiple: float) -> dict[str, Any]:
+def _integer(multiple: float) -> Json:
     return {"type": "integer", "multipleOf": multiple}
 
 
@@ -221,9 +204,7 @@ def _integer(multiple: float) -> dict[str, Any]:
         {"grammar": "start: number\nnumber: %json " + json.dumps(_integer(9_999_991))},
     ],
 )
-async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(
-    client: httpx.AsyncClient, asked: dict[str, Any]
-) -> None:
+async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(client: Http, asked: Json) -> None:
     """Of a number, of several that hold together, and of many; wherever a schema may be."""
     async with asyncio.timeout(1.0):
         response = await client.post(CHATS, json=CHAT | {"structured_outputs": asked})
@@ -232,14 +213,14 @@ async def test_multiples_that_take_minutes_to_compile_are_refused_at_once(
 
 
 @pytest.mark.parametrize("multiples", [[0.01, 5, 1000], [7], [0.25, 0.5], [10] * 50, [86_400, 3_600]])
-async def test_usual_multiples_are_followed(client: httpx.AsyncClient, multiples: list[float]) -> None:
+async def test_usual_multiples_are_followed(client: Http, multiples: list[float]) -> None:
     schema = {"type": "object", "properties": {f"p{n}": {"multipleOf": each} for n, each in enumerate(multiples)}}
     response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": schema}})
     assert response.status_code == 200, response.text
 
 
 async def test_a_grammar_that_is_sent_again_is_not_tried_again(
-    client: httpx.AsyncClient, text: ChatText, monkeypatch: pytest.MonkeyPatch
+    client: Http, text: ChatText, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Requests with the same schema follow one another."""
     tried: list[str] = []
@@ -269,7 +250,73 @@ def test_a_verdict_holds_no_grammar() -> None:
     assert held_bytes < 1 << 20
 
 
-async def test_a_grammars_size_is_counted_in_bytes(client: httpx.AsyncClient) -> None:
+async def test_a_grammars_size_is_counted_in_bytes(client: Http) -> None:
     response = await client.post(CHATS, json=CHAT | {"structured_outputs": {"json": {"const": "\U0001f680" * 40_000}}})
     assert response.status_code == 400
     assert "bytes" in response.json()["error"]["message"]
+
+
+JSON = {"response_format": {"type": "json_object"}}
+CUT = {"reason": "max_output_tokens"}
+#: More digits than Python makes an integer of, and half of a surrogate pair.
+ODD = '{"a": ' + 5000 * "7" + ', "b": "\\ud800"}'
+
+
+async def last_choice(client: Http, path: str, body: Json, *, stream: bool) -> Json:
+    response = await client.post(path, json=body | {"stream": stream})
+    assert response.status_code == 200, response.text
+    last: Json = data_of(response.text)[-1] if stream else response.json()
+    return dict(last["choices"][0])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", BOTH)
+@pytest.mark.parametrize(
+    ("asked", "written", "is_cut"),
+    [
+        (JSON, '{"city": "P', True),
+        (JSON, '{"city": "Pest", "degrees": 2', True),
+        (JSON, "", True),
+        (JSON, '{"city": "Pest"}', False),
+        ({"structured_outputs": {"json": {"type": "object"}}}, '{"city', True),
+        ({"structured_outputs": {"json_object": True}}, '{"city', True),
+        ({"structured_outputs": {"regex": ".*"}}, '{"city', False),
+        ({"response_format": {"type": "text"}}, '{"city', False),
+        ({}, '{"city', False),
+    ],
+)
+async def test_a_cut_answer_says_so(
+    client: Http, mesh: FakeMesh, encode: Encode, path: str, stream: bool, asked: Json, written: str, is_cut: bool
+) -> None:
+    """At the bound, where the value lacks its end; one that ends there is whole."""
+    mesh.reply = encode(written)
+    choice = await last_choice(client, path, BOTH[path] | asked, stream=stream)
+    assert choice["finish_reason"] == "length"
+    assert choice.get("incomplete_details") == (CUT if is_cut else None)
+
+
+async def test_an_echo_is_no_part_of_the_value(client: Http, mesh: FakeMesh, encode: Encode) -> None:
+    """What the model wrote is the value, and not the prompt before it."""
+    mesh.reply = encode('{"a": 1}')
+    choice = await last_choice(client, COMPLETIONS, COMPLETION | JSON | {"echo": True}, stream=False)
+    assert choice["finish_reason"] == "length" and "incomplete_details" not in choice
+
+
+def test_the_value_may_be_odd() -> None:
+    """Numbers of any size, and half of a surrogate pair, are JSON; so is no answer while its calls are what is wanted."""
+    written = WrittenJson(is_answer=True)
+    assert written.is_open
+    written.add([MessagePart("reasoning", "{"), MessagePart("content", ODD[:4000])])
+    assert written.is_open
+    written.add([MessagePart("content", ODD[4000:])])
+    assert not written.is_open
+    calls = WrittenJson(is_answer=False)
+    calls.add([MessagePart("content", "It is")])
+    assert not calls.is_open
+
+
+def test_a_deeply_nested_value_is_open() -> None:
+    """Deeper than Python's parser goes; such an answer ends at its bound, and in no error."""
+    written = WrittenJson(is_answer=True)
+    written.add([MessagePart("content", 100_000 * "[")])
+    assert written.is_open

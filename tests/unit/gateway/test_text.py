@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,13 +14,8 @@ from transformers import Gemma3TextConfig
 from spotwise.text.chat_template import ChatTemplateError
 from spotwise.text.chat_text import ChatText, ModelTextError
 from spotwise.text.prompt_encoder import PromptEncoder, PromptTooLongError
-from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH
-
-Encode = Callable[[str], list[int]]
-
-
-def test_completion_prompts_get_the_tokenizers_special_tokens(text: ChatText, encode: Encode) -> None:
-    assert text.encode("Hello") == (0, *encode("Hello"))
+from tests.unit.gateway.apps import Encode, with_template
+from tests.unit.gateway.fake_mesh import COMPLETIONS, CONTEXT_LENGTH
 
 
 @pytest.mark.parametrize("part_characters", [7, 100, 10_000])
@@ -56,38 +50,19 @@ def test_a_prompt_that_cannot_fit_is_not_tokenized_whole(
     assert tokenized <= 2500
 
 
-def test_chat_template_writes_its_own_special_tokens(text: ChatText, encode: Encode) -> None:
-    """The rendered template is encoded without additional special tokens."""
-    got = text.encode_chat([{"role": "user", "content": "Hi"}], True, False)
-    assert got == tuple(encode("<|im_start|>user\nHi<|im_end|>\n<|im_start|>assistant\n"))
-
-
 def test_final_message_can_be_left_open(text: ChatText) -> None:
-    """`continue_final_message` ends the prompt inside the last message."""
     messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well,"}]
     rendered = text.template.render(messages, add_generation_prompt=False, continue_final_message=True)
     assert rendered.endswith("<|im_start|>assistant\nWell,")
 
 
-def test_developer_speaks_as_system_where_the_template_knows_no_developer(text: ChatText) -> None:
-    """OpenAI's newer role name reaches older templates as the role that they know."""
-    rendered = text.template.render([{"role": "developer", "content": "Be brief."}], True, False)
-    assert rendered.startswith("<|im_start|>system\nBe brief.")
-
-
-def test_template_refusal_is_reported(text: ChatText) -> None:
-    with pytest.raises(ChatTemplateError, match="refused"):
-        text.template.render([{"role": "user", "content": "refuse"}], True, False)
-
-
 def test_variables_reach_the_template(model_dir: Path, tmp_path: Path) -> None:
     """Those that it reads; it renders as transformers does."""
-    folder = shutil.copytree(model_dir, tmp_path / "thinking")
-    template = (
-        "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ also.deep if also else '' }}"
+    thinking = with_template(
+        model_dir,
+        tmp_path / "thinking",
+        "{{ messages[0].content }}{% if enable_thinking is false %}<no>{% endif %}{{ also.deep if also else '' }}",
     )
-    (folder / "chat_template.jinja").write_text(template)
-    thinking = ChatText.load(folder)
     messages = [{"role": "user", "content": "Hi"}]
     assert thinking.template.render(messages, True, False) == "Hi"
     assert thinking.template.render(messages, True, False, {"enable_thinking": True, "unknown": 1}) == "Hi"
@@ -102,15 +77,21 @@ def test_model_without_chat_template(model_dir: Path, tmp_path: Path) -> None:
     (folder / "chat_template.jinja").unlink()
     base = ChatText.load(folder)
     assert not base.template.source
-    with pytest.raises(ChatTemplateError, match="/v1/completions"):
+    with pytest.raises(ChatTemplateError, match=COMPLETIONS):
         base.template.render([{"role": "user", "content": "Hi"}], True, False)
+
+
+def with_config(model_dir: Path, folder: Path, config: str) -> Path:
+    """Copy a model's folder, with another `config.json`."""
+    shutil.copytree(model_dir, folder)
+    (folder / "config.json").write_text(config)
+    return folder
 
 
 def test_facts_are_read_from_the_configs(model_dir: Path, tmp_path: Path) -> None:
     """Context, vocabulary and all ends of sequence; a nested text config counts; the context can be capped."""
-    folder = shutil.copytree(model_dir, tmp_path / "nested")
     nested = {"text_config": {"n_positions": 99, "vocab_size": 410, "eos_token_id": 5}}
-    (folder / "config.json").write_text(json.dumps(nested))
+    folder = with_config(model_dir, tmp_path / "nested", json.dumps(nested))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
     loaded = ChatText.load(folder)
     assert (loaded.context_length, loaded.vocab_size, loaded.eos_token_ids) == (99, 410, {2, 5, 7, 8})
@@ -129,29 +110,23 @@ def test_a_context_that_a_config_leaves_out_is_the_models(
     model_dir: Path, tmp_path: Path, config: dict[str, object], context_length: int
 ) -> None:
     """Gemma 3 and BLOOM are published without one."""
-    folder = shutil.copytree(model_dir, tmp_path / "unnamed")
-    (folder / "config.json").write_text(json.dumps({"vocab_size": 410, **config}))
+    folder = with_config(model_dir, tmp_path / "unnamed", json.dumps({"vocab_size": 410, **config}))
     assert ChatText.load(folder).context_length == context_length
 
 
+@pytest.mark.parametrize(("config", "said"), [('{"vocab_size": 3}', "no context length"), ("{", "not valid JSON")])
+def test_an_unusable_config_is_refused(model_dir: Path, tmp_path: Path, config: str, said: str) -> None:
+    with pytest.raises(ModelTextError, match=said):
+        ChatText.load(with_config(model_dir, tmp_path / "broken", config))
+
+
 @pytest.mark.parametrize(
-    ("missing", "message"),
-    [("tokenizer.json", "save_pretrained"), ("config.json", "has no config.json")],
+    ("missing", "message"), [("tokenizer.json", "save_pretrained"), ("config.json", "has no config.json")]
 )
 def test_incomplete_folder_is_refused(model_dir: Path, tmp_path: Path, missing: str, message: str) -> None:
     folder = shutil.copytree(model_dir, tmp_path / "broken")
     (folder / missing).unlink()
     with pytest.raises(ModelTextError, match=message):
-        ChatText.load(folder)
-
-
-def test_unusable_config_is_refused(model_dir: Path, tmp_path: Path) -> None:
-    folder = shutil.copytree(model_dir, tmp_path / "broken")
-    (folder / "config.json").write_text('{"vocab_size": 3}')
-    with pytest.raises(ModelTextError, match="no context length"):
-        ChatText.load(folder)
-    (folder / "config.json").write_text("{")
-    with pytest.raises(ModelTextError, match="not valid JSON"):
         ChatText.load(folder)
 
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
-import httpx
 import pytest
-from starlette.applications import Starlette
 from tokenizers import Tokenizer
 
 from spotwise.gateway.access.auth import ApiKey
-from tests.unit.gateway.fake_mesh import CONTEXT_LENGTH, MODEL, FakeMesh
+from tests.unit.gateway.apps import Http, Json, MakeApp, connect
+from tests.unit.gateway.fake_mesh import CHATS, CONTEXT_LENGTH, MODEL, FakeMesh
 
 CHAT = [{"role": "user", "content": "Hello, world!"}]
 
 
-async def posted(client: httpx.AsyncClient, path: str, **body: Any) -> dict[str, Any]:
+async def posted(client: Http, path: str, **body: Any) -> Json:
     answer = await client.post(path, json=body)
     assert answer.status_code == 200, answer.text
     return dict(answer.json())
 
 
 @pytest.mark.parametrize("words", ["Hello, world!", "你好 😀", "", " "])
-async def test_a_prompts_tokens_are_the_tokenizers(
-    client: httpx.AsyncClient, model_dir_tokenizer: Tokenizer, words: str
-) -> None:
+async def test_a_prompts_tokens_are_the_tokenizers(client: Http, model_dir_tokenizer: Tokenizer, words: str) -> None:
     """With its special tokens or without, spelled as in the vocabulary where that is wanted; their text is the prompt again."""
     for special in (True, False):
         expected = model_dir_tokenizer.encode(words, add_special_tokens=special)
@@ -42,11 +38,11 @@ async def test_a_prompts_tokens_are_the_tokenizers(
     assert (await posted(client, "/detokenize", tokens=spelled["tokens"]))["prompt"] == f"<s>{words}"
 
 
-async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: httpx.AsyncClient, mesh: FakeMesh) -> None:
+async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: Http, mesh: FakeMesh) -> None:
     """However its template ends; the template writes its own special tokens, unless the tokenizer's are asked for."""
     for options in ({}, {"add_generation_prompt": False}, {"continue_final_message": True}):
         answer = await posted(client, "/tokenize", messages=CHAT, **options)
-        await posted(client, "/v1/chat/completions", model=MODEL, messages=CHAT, **options)
+        await posted(client, CHATS, model=MODEL, messages=CHAT, **options)
         assert tuple(answer["tokens"]) == [*mesh.specs.values()][-1].prompt_token_ids
     special = await posted(client, "/tokenize", messages=CHAT, add_special_tokens=True, continue_final_message=True)
     assert special["tokens"] == [0, *answer["tokens"]]
@@ -67,19 +63,17 @@ async def test_a_chats_tokens_are_those_that_it_is_answered_with(client: httpx.A
         ("/detokenize", {"tokens": [-1]}, "tokens.0", "invalid_value"),
     ],
 )
-async def test_a_wrong_body_is_refused(
-    client: httpx.AsyncClient, path: str, body: dict[str, Any], param: str, code: str
-) -> None:
+async def test_a_wrong_body_is_refused(client: Http, path: str, body: Json, param: str, code: str) -> None:
     answer = await client.post(path, json=body)
     error = answer.json()["error"]
     assert (answer.status_code, error["param"], error["code"]) == (400, param, code)
 
 
 @pytest.mark.parametrize("path", ["/tokenize", "/detokenize"])
-async def test_they_are_the_served_models_and_its_clients(make_app: Callable[..., Starlette], path: str) -> None:
+async def test_they_are_the_served_models_and_its_clients(make_app: MakeApp, path: str) -> None:
     """Another model is a 404, and with keys they need one."""
     app = make_app([ApiKey("secret")])
-    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway") as client:
+    async with connect(app) as client:
         body = {"model": "another", "prompt": "a", "tokens": [1]}
         assert (await client.post(path, json=body)).status_code == 401
         answer = await client.post(path, json=body, headers={"Authorization": "Bearer secret"})

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spotwise.engine.model.kv_size import AutoKvSize
+from spotwise.worker.engine_thread import engine_config
 from spotwise.worker.machine import free_memory_bytes
-from spotwise.worker.model_config import engine_config
 from spotwise.worker.settings import WorkerSettings
 
 
