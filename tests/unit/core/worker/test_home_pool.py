@@ -8,9 +8,8 @@ from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import WorkerBench, rows
 
 
-def test_an_order_to_change_the_home_pool_becomes_a_command() -> None:
+def test_an_order_to_change_the_home_pool_becomes_a_command(bench: WorkerBench) -> None:
     """The order becomes a `TakeHomePool` command, also where it is delivered again."""
-    bench = WorkerBench()
     for pool in (m.Pool.PROMPT, m.Pool.PROMPT, m.Pool.TOKEN):
         assert bench.feed(m.ChangeHomePool("w", pool)) == [c.TakeHomePool(pool)]
 

@@ -110,9 +110,8 @@ class TestLayerwise:
         bench.feed(h.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()
 
-    def test_one_on_its_way_is_called_off_as_well(self) -> None:
+    def test_one_on_its_way_is_called_off_as_well(self, bench: WorkerBench) -> None:
         """A serial push on its way is cancelled when its client leaves."""
-        bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
         assert only(bench.feed(m.CancelRequest("r", 1)), h.AbortPush) == [h.AbortPush("r", 1)]

@@ -51,9 +51,8 @@ def ended(commands: list[c.WorkerCommand]) -> m.MoveEnded:
 class TestSource:
     """What a worker does with a sequence that it is to move."""
 
-    def test_it_asks_the_target_for_blocks_and_decodes_on(self) -> None:
+    def test_it_asks_the_target_for_blocks_and_decodes_on(self, bench: WorkerBench) -> None:
         """For all that the sequence may ever have; the scheduler stays known."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51)
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "x"))
@@ -72,17 +71,15 @@ class TestSource:
         ],
         ids=["another attempt", "another request", "to itself"],
     )
-    def test_what_cannot_move_is_refused(self, order: m.MoveRequest, reason: str) -> None:
+    def test_what_cannot_move_is_refused(self, order: m.MoveRequest, reason: str, bench: WorkerBench) -> None:
         """The answer says why, and nothing changes."""
-        bench = WorkerBench()
         bench.decode("r")
         report = ended(bench.feed(order))
         assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, reason)
         assert rows(bench.iterate(r=51)) == ["r@1"]
 
-    def test_a_prompt_that_is_not_computed_is_refused(self) -> None:
+    def test_a_prompt_that_is_not_computed_is_refused(self, bench: WorkerBench) -> None:
         """Neither a waiting prompt nor one whose KV goes to another worker in any case."""
-        bench = WorkerBench()
         bench.in_place("r")
         bench.prefill("p")
         for choice_id in ("r", "p"):
@@ -199,9 +196,8 @@ class TestSource:
         bench.feed(m.MoveRequest("r", 1, "planner", "x"))
         assert sent(bench.tick(after_s=2 * RESERVED_WITHIN_S), "x") == []
 
-    def test_an_old_word_of_the_gateway_takes_nothing_away(self) -> None:
+    def test_an_old_word_of_the_gateway_takes_nothing_away(self, bench: WorkerBench) -> None:
         """It is about an earlier move; the sequence has come back since."""
-        bench = WorkerBench()
         bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 3))
         bench.load("r")
         bench.feed(c.KvArrived(KvHandoff("r", 1, 33, 50, None, (51, 52, 53)), 1, 0.1, "memory"))
@@ -348,9 +344,8 @@ class TestTarget:
         handoff = KvHandoff("r", 1, 33, 50, None, (51, 52, 53))
         return bench, bench.feed(c.KvArrived(handoff, 4096, 0.25, "shm"))
 
-    def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self) -> None:
+    def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self, bench: WorkerBench) -> None:
         """The scheduler reconciles its view by its own numbers only."""
-        bench = WorkerBench()
         commands = bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
         (answer,) = sent(commands, "w0")
         assert isinstance(answer, m.KvReserved)
@@ -396,9 +391,8 @@ class TestTarget:
         bench.tick(after_s=SILENT_AFTER_S + 1.0)
         assert not any(isinstance(each, m.RequestMoved) for each in sent(bench.tick(after_s=1.5 * REPEAT_S), "g"))
 
-    def test_a_reservation_that_is_never_filled_fails_nobodys_request(self) -> None:
+    def test_a_reservation_that_is_never_filled_fails_nobodys_request(self, bench: WorkerBench) -> None:
         """The sequence goes on at its source: its gateway is not told of a failure."""
-        bench = WorkerBench()
         bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
         bench.load("r")
         assert deltas(bench.tick(after_s=7.0)) == []
@@ -420,18 +414,16 @@ class TestSurvey:
         assert (answer.worker_id, answer.number) == ("w", 4)
         return answer
 
-    def test_it_names_what_decodes_here_with_its_kv(self) -> None:
+    def test_it_names_what_decodes_here_with_its_kv(self, bench: WorkerBench) -> None:
         """Tokens with KV, all tokens, and what is left; the time of an iteration is that of late."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51, after_s=0.25)
         answer = self.survey(bench)
         assert answer.sequences == (m.SurveyedSequence("r", 1, 31, 32, 8),)
         assert answer.step_s is not None and 0 < answer.step_s <= 0.25
 
-    def test_what_cannot_move_now_has_no_tokens(self) -> None:
+    def test_what_cannot_move_now_has_no_tokens(self, bench: WorkerBench) -> None:
         """A prompt that waits; one that decodes elsewhere is not named."""
-        bench = WorkerBench()
         bench.prefill("p")
         bench.in_place("r")
         assert [(each.choice_id, each.tokens) for each in self.survey(bench).sequences] == [("r", 0)]
@@ -453,9 +445,8 @@ class TestSurvey:
         """Two attempts of one request would compute it twice."""
         assert delivered().feed(m.GiveBackRequest("r", 1, "late", 1)) == []
 
-    def test_orders_of_an_earlier_term_are_refused(self) -> None:
+    def test_orders_of_an_earlier_term_are_refused(self, bench: WorkerBench) -> None:
         """A planner that has lost its lease does not know; an operator's orders have no term."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51)
         bench.feed(m.GiveBackRequest("another", 1, "", 7))
@@ -468,9 +459,8 @@ class TestSurvey:
         assert bench.feed(m.GiveBackRequest("r", 1, "", 6)) == []
         assert len(sent(bench.feed(m.MoveRequest("r", 1, "spotwise-move-1", "x")), "x")) == 1
 
-    def test_a_draining_worker_says_until_when_it_stays(self) -> None:
+    def test_a_draining_worker_says_until_when_it_stays(self, bench: WorkerBench) -> None:
         """In its heartbeats, so that a planner that missed the notice learns of it."""
-        bench = WorkerBench()
         assert bench.role.leaves_at_s is None
         bench.feed(m.Drain("w", 120.0))
         assert bench.role.leaves_at_s == 120.0
