@@ -86,7 +86,6 @@ class TestRetries:
 
     @pytest.mark.parametrize("code", [code for code in m.RejectCode if code not in FINAL])
     def test_after_recovery_s_it_fails(self, code: m.RejectCode, bench: GatewayBench) -> None:
-        """After `recovery_s` the request fails with the last reason in its message."""
         bench.error()
         epoch = 2
         for _ in range(30):
@@ -225,7 +224,6 @@ class TestLostWorkers:
 
     @pytest.mark.parametrize("lost", [PROMPT, TOKEN], ids=["prompt", "token"])
     def test_before_the_first_token_either_worker_matters(self, lost: m.Member) -> None:
-        """Before the first token the loss of either worker ends the attempt, with the worker's name as the reason."""
         commands = leave(bench := bench_with_members(), lost)
         assert submitted(commands) == [(2, 2, ())]
         assert lost.id in ledger(commands, "attempt_lost")[0]["reason"]
@@ -271,7 +269,6 @@ class TestLostWorkers:
         assert bench.tick() == []
 
     def test_every_request_of_a_lost_worker_is_recovered(self, bench: GatewayBench) -> None:
-        """The requests of a lost worker are submitted again in the order of their arrival."""
         bench.open("b")
         assert [order.choice_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
 
@@ -320,7 +317,6 @@ class TestBroker:
         assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
 
     def test_an_assigned_attempt_continues_unless_tokens_are_missing(self, bench: GatewayBench) -> None:
-        """An assigned attempt continues unless a gap in its worker's batches shows that tokens are missing."""
         bench.tokens((0, 50), (1, 51))
         assert bench.feed(g.BusReconnected()) == []
         assert delivered(bench.tokens((2, 52))) == [52]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
@@ -139,7 +138,6 @@ class TestMissingTokens:
         assert bench.tick(after_s=0.9) == []
 
     def test_a_worker_that_forgot_the_gateway_counts_from_one(self, bench: GatewayBench) -> None:
-        """A worker that counts from 1 again leaves no gap."""
         bench.feed(batch(1, (1, 0, 50)))
         bench.feed(batch(2, (1, 1, 51)))
         bench.feed(batch(1, (1, 2, 52)))
@@ -167,8 +165,3 @@ class TestTimeAway:
         assert bench.feed(m.Tick(away_s=100.0), after_s=100.0) == []
         assert bench.tick(after_s=1.9) == []
         assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
-
-    def test_a_request_that_is_closed_stays_closed(self, bench: GatewayBench) -> None:
-        """A request closed before the gateway's suspension is not submitted after it."""
-        bench.feed(g.RequestClosed("r"))
-        assert bench.feed(m.Tick(away_s=9.0), after_s=9.0) == []

@@ -20,7 +20,6 @@ class TestBeginning:
     """A request becomes an attempt, and the client is notified when it is accepted."""
 
     def test_a_request_is_submitted_as_its_first_attempt(self, bench: GatewayBench) -> None:
-        """A request is submitted as attempt 1, and each attempt has a stream of its own."""
         assert bench.open("a", workers=None) == [g.SubmitAttempt("a", 1, 1, ())]
         assert bench.open("b", workers=None) == [g.SubmitAttempt("b", 1, 2, ())]
         assert bench.role.open_requests == 2
@@ -129,7 +128,6 @@ class TestEnds:
         assert bench.role.open_requests == 0
 
     def test_a_single_token_has_no_time_per_further_token(self, bench: GatewayBench) -> None:
-        """A single token has no time per output token, and a request without tokens has no time to first token."""
         bench.open("a")
         (facts,) = ledger(bench.tokens((0, 50), finish=FinishReason.STOP), "completed")
         assert "ttft_s" in facts
@@ -186,7 +184,6 @@ class TestEnds:
         assert bench.role.open_requests == 0
 
     def test_without_a_scheduler_the_first_attempt_fails(self, bench: GatewayBench) -> None:
-        """Without a scheduler the first attempt fails, and the client may retry after a second."""
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "no scheduler listens", 1.0)
@@ -197,7 +194,6 @@ class TestEnds:
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_STORE, "no answer", 1.0)
 
     def test_news_of_earlier_attempts_ends_nothing(self, bench: GatewayBench) -> None:
-        """Rejections and failures of earlier attempts do not affect the current one."""
         bench.open()
         bench.error()
         assert bench.rejected(epoch=1) == []

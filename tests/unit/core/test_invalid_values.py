@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -9,10 +10,13 @@ import pytest
 
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost
+from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.kv.swap import SwapPolicy
 from spotwise.core.migration.deployment import Deployment, Device, Instance
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.layer_tables import LayerTables
 from spotwise.core.parallel.policy import Policy
+from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from tests.unit.core.parallel.profiles import round_profile
@@ -71,6 +75,58 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
 }
 
 
+#: One field that is out of its range, by what is made of it.
+OUT_OF_RANGE: dict[type, list[dict[str, object]]] = {
+    WorkerPolicy: [
+        {"watermark": 1.0},
+        {"watermark": -0.1},
+        {"max_preemptions": 0},
+        {"max_in_flight": 0},
+        {"batching": Batching.REQUEST_LEVEL},
+        {"preempt_after_s": -1.0},
+        {"counted_steps": 0},
+        {"counted_steps": 2, "max_in_flight": 2},
+        {"max_stall_s": 0.0},
+        {"context_parity": 0.0},
+    ],
+    PoolPolicy: [
+        {"max_pending_prompt_tokens": -1},
+        {"max_remaining_tokens": -1},
+        {"prefix_spans": -1},
+        {"repurpose_share": 0.0},
+        {"repurpose_share": 1.1},
+        {"repurpose_window_s": 0.0},
+        {"interruption_s": -0.5},
+        {"interruption_s": math.inf},
+        {"token_s": 0.0},
+    ],
+    FleetPolicy: [
+        {"window_s": 0.0},
+        {"headroom": 0.0},
+        {"decide_s": -1.0},
+        {"hold_s": math.nan},
+        {"gain": 1.0},
+        {"budget_per_h": -1.0},
+        {"budget_per_h": math.inf},
+        {"on_demand_floor": -1},
+        {"spare_instances": -1},
+        {"latency_target_s": -1.0},
+        {"latency_factor": 0.9},
+        {"latency_factor": math.inf},
+        {"latency_slack": -0.1},
+        {"late_factor": 0.5},
+        {"release_notice_s": -1.0},
+    ],
+    SwapPolicy: [{"spare_slots": -1}],
+}
+
+
+@pytest.mark.parametrize(("made", "fields"), [(made, each) for made, all_of in OUT_OF_RANGE.items() for each in all_of])
+def test_a_field_out_of_its_range_is_refused_by_name(made: type, fields: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match=next(iter(fields))):
+        made(**fields)
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_an_invalid_value_is_refused_by_name(name: str) -> None:
     make, message = CASES[name]
@@ -79,6 +135,5 @@ def test_an_invalid_value_is_refused_by_name(name: str) -> None:
 
 
 def test_devices_that_stay_fill_the_positions_in_order() -> None:
-    """Devices of staying instances get the positions in order, those of leaving ones get none."""
     deployment = Deployment.in_order(CONFIG, (Instance("gone", 2, 5.0), Instance("a", 3)))
     assert deployment.positions == {HERE: FIRST, THERE: SECOND}

@@ -76,7 +76,6 @@ class TestMoves:
         assert faster.moved_in(level, 5.0).used_s == 0.75
 
     def test_with_fewer_queues_it_goes_to_the_last(self) -> None:
-        """With fewer queues a job goes to the last one, with the same part of its quantum used."""
         moved = queues().moved_in(QueueLevel(9, 0.5), 0.0)
         assert (moved.queue, moved.used_s) == (4, 4.0)
 
@@ -132,7 +131,6 @@ class TestStarvation:
         assert not rules.is_starving(job, 19.9)
 
     def test_it_goes_to_the_back_of_the_top(self, rules: SkipJoinMLFQ) -> None:
-        """A promoted job goes to the back of Q1 with a whole quantum."""
         job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
         rules.charge(job, 1.0, 0.5, 1.0)
         rules.promote(job, 0.5)

@@ -23,6 +23,12 @@ from tests.unit.core.scheduler_bench import (
 SMALL = worker_member("t", blocks=3)
 
 
+def started(target: KvTarget, number: int) -> m.StartPrefill:
+    """The order to compute the prompt of `submission()`."""
+    stream = m.StreamRef("g", 101, 1)
+    return m.StartPrefill("r", 1, stream, "s", number, 30, target, lease_s=3.0, max_new_tokens=10)
+
+
 class TestConversation:
     """Reserve on the token worker, then start the prefill and notify the gateway."""
 
@@ -42,20 +48,7 @@ class TestConversation:
         bench = SchedulerBench()
         bench.feed(submission())
         commands = bench.feed(reserved(), after_s=0.5)
-        target = reserved().target
-        assert sent(commands, "p") == [
-            m.StartPrefill(
-                "r",
-                1,
-                m.StreamRef("g", 101, 1),
-                "s",
-                2,
-                prompt_tokens=30,
-                target=target,
-                lease_s=3.0,
-                max_new_tokens=10,
-            )
-        ]
+        assert sent(commands, "p") == [started(reserved().target, number=2)]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
         assert ledger(commands, "assigned") == [{"prompt_worker": "p", "token_worker": "t", "queue_s": 0.5}]
         assert (bench.role.queued, bench.role.live) == (0, 1)
@@ -64,20 +57,7 @@ class TestConversation:
         """A mesh of token workers serves in place: nothing is reserved, and the prompt started with the first message."""
         bench = SchedulerBench(TOKEN)
         commands = bench.feed(submission())
-        here = KvTarget("t", 1, "t:2", ())
-        assert sent(commands, "t") == [
-            m.StartPrefill(
-                "r",
-                1,
-                m.StreamRef("g", 101, 1),
-                "s",
-                1,
-                prompt_tokens=30,
-                target=here,
-                lease_s=3.0,
-                max_new_tokens=10,
-            )
-        ]
+        assert sent(commands, "t") == [started(KvTarget("t", 1, "t:2", ()), number=1)]
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         commands = bench.feed(accepted(), after_s=0.5)
         assert sent(commands, "t") == []
@@ -126,7 +106,6 @@ class TestQueue:
     """First come, first served; a request for which no worker has memory waits here."""
 
     def test_a_later_request_never_passes_one_without_room(self) -> None:
-        """A later request waits behind one without memory, even if it is small enough to fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
         assert bench.placements(submission("large")) == []
         assert bench.placements(submission("small", prompt=1, new=1)) == []
@@ -170,7 +149,6 @@ class TestQueue:
         assert bench.placements(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
     def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
-        """A refused request keeps its place at the head, and is tried upon the next heartbeat."""
         bench = SchedulerBench(SMALL)
         bench.feed(submission("a"))
         bench.feed(submission("b"))

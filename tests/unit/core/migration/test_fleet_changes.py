@@ -35,7 +35,6 @@ class TestOneAtATime:
     """News during a change waits for its end."""
 
     def test_a_notice_begins_a_change_with_its_absolute_deadline(self, fleet: FleetChanges) -> None:
-        """A notice begins a change with its absolute deadline, and the fleet is to be woken at the deadline."""
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.0) == [
             e.BeginChange(1, (e.Leaving("a", 130.0),)),
             e.WakeAt(130.0),
@@ -188,7 +187,6 @@ class TestEarlyDeaths:
         ]
 
     def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self, fleet: FleetChanges) -> None:
-        """An abandoned change that ended all the same has settled what it was for, so only the loss is left."""
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceLost("b"), 105.0)
         assert begun(fleet.handle(e.ChangeEnded(1, True), 106.0)) == e.BeginChange(
@@ -276,7 +274,6 @@ class TestWithdrawal:
         assert begun(commands) == e.BeginChange(2, (), (e.Joining("a", 105.0),))
 
     def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self, fleet: FleetChanges) -> None:
-        """An instance withdrawn and noticed again during the change counts as leaving, also if that change fails."""
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
         assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]

@@ -223,7 +223,6 @@ class TestShapes:
             assert plan.pause_s[1 - runs_on] > 9.0
 
     def test_prompt_pipelines_get_weights_and_no_kv(self) -> None:
-        """With phases apart, prompt pipelines get weights only; KV goes to the pipelines that decode."""
         instances = tuple(Instance(name, 1) for name in "abc")
         mapped = change("1,1,1,1", "1+1,1,1,1", instances[:2], {0: (RunningRequest("r", 10),)})
         plan = planned(mapped)

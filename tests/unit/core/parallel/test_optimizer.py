@@ -210,7 +210,6 @@ def test_a_demand_that_is_none_is_refused() -> None:
 
 
 def test_with_phases_apart_a_request_waits_twice() -> None:
-    """With split phases a request waits for its prompt and again for its decoding."""
     supplies = [Supply(machine(devices=2, cost=scaled()), 1)]
     cost, demand = scaled(), ServiceDemand(2.0, 1.0, 100, 5)
     choice = chosen(demand, supplies, small(phases=Phases.SPLIT))

@@ -94,7 +94,6 @@ def test_stages_without_layers_take_for_ever(stages: int) -> None:
 
 
 def test_the_head_can_make_the_last_stage_the_slowest() -> None:
-    """The head's weights can make the last stage the slowest, and all stages then take as long as it does."""
     model = replace(MODEL, head_bytes=10_000_000)
     one_s = WORKER.iteration_s(BatchShape(400, pairs(0, 400)))
     cost = scaled(model=model, hop=FREE)

@@ -40,7 +40,6 @@ def test_a_success_in_between_clears_a_pair() -> None:
 
 
 def test_attempts_of_before_that_fail_late_prolong_nothing() -> None:
-    """Late failures of attempts from before the quarantine are counted, and do not prolong it."""
     quarantine = resting()
     for _ in range(20):
         quarantine.failed(BAD, 105.0)
@@ -60,7 +59,6 @@ def test_a_pair_is_tried_with_one_request_afterwards() -> None:
 
 
 def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
-    """Each quarantine is twice as long as the last, up to a bound, as long as its trials fail."""
     quarantine = resting()
     now, lengths = 100.0, []
     for _ in range(8):

@@ -33,7 +33,6 @@ def test_a_missing_deadline_counts_from_the_first_sight() -> None:
 
 
 def test_a_deadline_moves_to_an_earlier_time_only() -> None:
-    """An earlier deadline replaces the active one, and a later one does not."""
     standing = ActiveSigns()
     seen(standing, Sign("a", "r", 1100.0))
     assert seen(standing, Sign("a", "r", 1200.0)) == []

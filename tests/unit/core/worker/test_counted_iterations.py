@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.worker import commands as c
@@ -186,18 +184,7 @@ def test_an_engine_failure_ends_the_run() -> None:
     assert steps(bench.in_place("b", max_new=50)) == 1
 
 
-CONTRADICTIONS = [{"counted_steps": 0}, {"counted_steps": 2, "max_in_flight": 2}]
-
-
-@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
-def test_policies_that_cannot_work_are_refused(settings: dict[str, int]) -> None:
-    """Several iterations in flight are several orders."""
-    with pytest.raises(ValueError, match="counted_steps"):
-        WorkerPolicy(**settings)  # type: ignore[arg-type]
-
-
 def test_with_all_blocks_reserved_an_order_needs_no_more() -> None:
-    """With all blocks reserved an order runs to the end of the sequence."""
     bench = WorkerBench(blocks=20, policy=WorkerPolicy(reserve=Reserve.MAX_TOKENS, counted_steps=1000))
     bench.in_place("a", max_new=50)
     assert steps(counted(bench)) == 49

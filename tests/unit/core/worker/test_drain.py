@@ -15,7 +15,6 @@ def drain(bench: WorkerBench, grace_s: float = 30.0) -> list[c.WorkerCommand]:
 
 
 def test_a_notice_for_another_worker_is_ignored(bench: WorkerBench) -> None:
-    """A drain notice is broadcast, and a worker ignores one with another worker's id."""
     bench.feed(m.Drain("other", bench.now))
     assert bench.role.state is MemberState.READY
     assert bench.tick(after_s=100.0) == []
@@ -31,7 +30,6 @@ def test_an_idle_worker_leaves_after_lingering(bench: WorkerBench) -> None:
 
 
 def test_a_short_notice_leaves_no_time_to_linger(bench: WorkerBench) -> None:
-    """A worker whose deadline is shorter than the linger time leaves at the deadline."""
     drain(bench, grace_s=0.2)
     assert bench.tick(after_s=0.2) == [c.Leave()]
 

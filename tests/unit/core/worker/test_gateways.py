@@ -35,7 +35,6 @@ class TestCounting:
         assert (batch.worker_id, batch.incarnation, batch.number) == ("w", 9, 2)
 
     def test_each_gateway_has_a_count_of_its_own(self) -> None:
-        """Every gateway has a batch counter of its own."""
         bench = decoding("a")
         bench.start("b", target=HERE, gateway="h")
         bench.load("b")
@@ -44,9 +43,6 @@ class TestCounting:
         assert [batch.number for batch in batches(commands, "h")] == [1]
 
     def test_heartbeats_count_the_batches_sent(self) -> None:
-        """The heartbeat has the number of batches sent to each gateway, so that a gateway can detect the loss of the
-        last one.
-        """
         bench = decoding("r")
         bench.iterate(r=51)
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
@@ -79,7 +75,6 @@ class TestForgetting:
     """A gateway that is gone gets nothing more computed."""
 
     def test_its_sequences_end_and_their_blocks_come_free(self) -> None:
-        """A lost gateway's sequences end and free their blocks; those of other gateways continue."""
         bench = decoding("r")
         bench.start("other", target=HERE, gateway="h")
         bench.load("other")
@@ -108,7 +103,6 @@ class TestTimeAway:
     """A lease does not expire while the worker can receive no message."""
 
     def test_a_lease_is_put_off(self, bench: WorkerBench) -> None:
-        """A lease is extended by the time that the worker was suspended."""
         bench.reserve("r")
         assert bench.feed(m.Tick(away_s=30.0), after_s=30.0) == []
         assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []

@@ -41,7 +41,6 @@ class TestScheduling:
         assert rows(bench.iterate(d=51, a=50, b=50)) == ["d@1", "c@1", "e@1"]
 
     def test_a_prompt_beyond_the_cap_runs_alone_among_prompts(self) -> None:
-        """A prompt over the cap runs without other prompts; decodes continue beside it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
         for choice_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
@@ -61,7 +60,6 @@ class TestScheduling:
         assert rows(bench.iterate(d=STOP_TOKEN, e=51)) == ["e@1", "a@1"]
 
     def test_a_prompt_without_blocks_waits_and_is_not_passed(self) -> None:
-        """No prompt passes one that waits for blocks, however small it is; a freed block lets the waiting prompt run."""
         bench = WorkerBench(blocks=3)
         bench.prefill("a", prompt=32)
         bench.prefill("large", prompt=32)
@@ -88,7 +86,6 @@ class TestScheduling:
         assert bench.role.load().pending_prompt_tokens == 0
 
     def test_the_next_prompt_gets_what_the_last_part_leaves(self) -> None:
-        """The next prompt gets only what the last part leaves, and none joins before the prompt ahead is whole."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         assert rows(bench.prefill("a", prompt=30)) == ["a@1"]
         bench.prefill("b", prompt=10)
@@ -96,17 +93,7 @@ class TestScheduling:
         assert (row_of(commands, "a"), row_of(commands, "b")) == ((16, 14), (0, 2))
         assert row_of(bench.iterate(a=50), "b") == (2, 8)
 
-    def test_a_part_cancelled_in_mid_iteration_is_not_followed_by_another(self) -> None:
-        """A cancelled chunk's blocks become free with its iteration."""
-        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
-        bench.prefill("r", prompt=40)
-        bench.feed(m.CancelRequest("r", 1))
-        assert bench.pool.used_blocks == 3
-        assert bench.iterate() == [c.DropSequence("r@1")]
-        bench.assert_empty()
-
     def test_one_message_goes_to_each_gateway_an_iteration(self, bench: WorkerBench) -> None:
-        """An iteration sends one message with all its tokens to each gateway, before any other command."""
         bench.decode("a")
         bench.decode("b", gateway="g2")
         bench.prefill("p")
@@ -227,7 +214,6 @@ class TestRequestLevelBatches:
         return WorkerBench(policy=policy)
 
     def test_no_sequence_joins_before_all_have_ended(self) -> None:
-        """In request-level batching no sequence takes the place of one that has ended before the whole batch has."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]
         bench.in_place("b")

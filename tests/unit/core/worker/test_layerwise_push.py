@@ -36,7 +36,6 @@ class TestLayerwise:
         bench.assert_empty()
 
     def test_a_prompt_in_parts_opens_one_push(self) -> None:
-        """A chunked prompt opens one push, with its first chunk."""
         bench = WorkerBench(
             policy=WorkerPolicy(
                 BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=ConfiguredPushMode.LAYERWISE
@@ -59,7 +58,6 @@ class TestLayerwise:
         assert push.written_tokens == 32
 
     def test_a_prompt_for_this_worker_opens_none(self) -> None:
-        """A prompt whose target is this worker opens no push."""
         bench = WorkerBench(policy=LAYERWISE)
         assert only(bench.in_place("r"), h.OpenPush) == []
 

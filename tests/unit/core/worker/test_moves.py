@@ -12,8 +12,8 @@ from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequences.move import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
 from spotwise.core.worker.sequences.token_side import REPEAT_S, SILENT_AFTER_S
-from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of
+from tests.unit.core.builders import ledger, one, only, sent
+from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows, stream_of
 
 ROOM = KvTarget("x", 3, "x:2", (7, 8, 9))
 
@@ -33,19 +33,23 @@ def copying(**options: Any) -> WorkerBench:
     return bench
 
 
-def delivered() -> WorkerBench:
+def parked() -> WorkerBench:
+    """Its tail is being handed over; it decodes no more."""
     bench = copying()
     bench.feed(h.PushCaughtUp("r", 1, 1))
     bench.iterate(r=52)
+    return bench
+
+
+def delivered() -> WorkerBench:
+    bench = parked()
     bench.delivered("r")
     return bench
 
 
 def ended(commands: list[c.WorkerCommand]) -> m.MoveEnded:
     """The one report to who ordered the move."""
-    (report,) = sent(commands, "planner")
-    assert isinstance(report, m.MoveEnded)
-    return report
+    return one(sent(commands, "planner"), m.MoveEnded)
 
 
 class TestSource:
@@ -56,8 +60,7 @@ class TestSource:
         bench.decode("r")
         bench.iterate(r=51)
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "x"))
-        (order,) = sent(commands, "x")
-        assert isinstance(order, m.ReserveKv)
+        order = one(sent(commands, "x"), m.ReserveKv)
         assert (order.kv_tokens, order.scheduler_id, order.source_id, order.hop) == (40, "s", "w", 1)
         assert order.stream == stream_of("r")
         assert rows(bench.iterate(r=52)) == ["r@1"]
@@ -123,10 +126,7 @@ class TestSource:
 
     def test_an_engine_that_fails_for_every_request_fails_none_that_another_worker_has(self) -> None:
         """Its gateway would begin anew what goes on there."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
-        bench.delivered("r")
+        bench = delivered()
         for name in "abc":
             bench.in_place(name)
         issued: list[c.WorkerCommand] = []
@@ -138,9 +138,7 @@ class TestSource:
 
     def test_the_gateways_word_may_come_before_the_transports(self) -> None:
         """The blocks are free when nothing reads them, and the order is answered then."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         assert bench.feed(m.MoveAcknowledged("r", 1, "x", 1)) == []
         assert bench.pool.used_blocks == 3
         commands = bench.delivered("r")
@@ -150,9 +148,7 @@ class TestSource:
 
     def test_a_hand_off_whose_answer_is_lost_is_one_all_the_same(self) -> None:
         """The gateway's word says so."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         bench.feed(m.MoveAcknowledged("r", 1, "x", 1))
         commands = bench.feed(h.HandoffFailed("r", 1, "no answer"))
         assert ended(commands).outcome is m.MoveOutcome.MOVED
@@ -174,20 +170,15 @@ class TestSource:
     )
     def test_what_is_being_handed_over_is_not_taken_from_the_target(self, end: Any) -> None:
         """It may have arrived there already, and its gateway ignores what its former worker says."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         commands = [*bench.feed(end), *bench.tick(after_s=0.1)]
         assert m.CancelRequest("r", 1) not in sent(commands, "x")
         assert deltas(commands) == []
 
     def test_an_answer_that_comes_again_takes_nothing_from_the_target(self) -> None:
         """A repeated reservation, at whatever step: the target may have the sequence by then."""
-        bench = copying()
-        assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
-        assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
+        for bench in (copying(), parked()):
+            assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
 
     def test_a_target_that_refuses_or_does_not_answer_is_not_told_to_drop_anything(self) -> None:
         """It may have the sequence since an earlier move whose acknowledgement was lost."""
@@ -204,18 +195,15 @@ class TestSource:
         bench.feed(m.MoveAcknowledged("r", 1, "w0", 2))
         assert rows(bench.iterate(r=54)) == ["r@1"]
 
-    @pytest.mark.parametrize("parked", [False, True])
-    def test_a_failed_hand_off_costs_nothing_but_the_pause(self, parked: bool) -> None:
+    @pytest.mark.parametrize("is_parked", [False, True])
+    def test_a_failed_hand_off_costs_nothing_but_the_pause(self, is_parked: bool) -> None:
         """It goes on here at its next token. The reservation is cancelled, unless the target may have the sequence by now."""
-        bench = copying()
-        if parked:
-            bench.feed(h.PushCaughtUp("r", 1, 1))
-            bench.iterate(r=52)
+        bench = parked() if is_parked else copying()
         commands = bench.feed(h.HandoffFailed("r", 1, "the link broke"))
-        assert sent(commands, "x") == ([] if parked else [m.CancelRequest("r", 1)])
+        assert sent(commands, "x") == ([] if is_parked else [m.CancelRequest("r", 1)])
         assert ended(commands).outcome is m.MoveOutcome.FAILED
         assert deltas(commands) == []
-        assert rows(commands if parked else bench.iterate(r=52)) == ["r@1"]
+        assert rows(commands if is_parked else bench.iterate(r=52)) == ["r@1"]
 
     def test_what_parks_in_an_iteration_that_fails_is_handed_over(self) -> None:
         """Nothing was computed, so what was known before it is valid; it is in no further iteration."""
@@ -268,8 +256,7 @@ class TestSource:
         bench = copying()
         bench.feed(h.HandoffFailed("r", 1, "the link broke"))
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "y"))
-        (order,) = sent(commands, "y")
-        assert isinstance(order, m.ReserveKv)
+        order = one(sent(commands, "y"), m.ReserveKv)
         assert order.hop == 2
         (push,) = only(bench.feed(m.KvReserved("r", 1, 0, KvTarget("y", 3, "y:2", (7, 8, 9)))), h.OpenPush)
         assert push.number == 2
@@ -347,16 +334,14 @@ class TestTarget:
     def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self, bench: WorkerBench) -> None:
         """The scheduler reconciles its view by its own numbers only."""
         commands = bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
-        (answer,) = sent(commands, "w0")
-        assert isinstance(answer, m.KvReserved)
+        assert one(sent(commands, "w0"), m.KvReserved)
         assert bench.role.load().assignments_seen == ()
 
     def test_it_goes_on_at_the_next_token(self) -> None:
         """The engine learns every token of the attempt; nothing is computed again."""
         bench, commands = self.arrived()
         assert [order.token_id for order in only(commands, c.AppendToken)] == [50, 51, 52, 53]
-        (order,) = only(commands, c.RunIteration)
-        assert order.batch.rows[0][:3] == ("r@1", 33, 1)
+        assert row_of(commands, "r") == (33, 1)
         (delta,) = deltas(bench.iterate(r=54))
         assert (delta.token_index, delta.token_id) == (4, 54)
         for token in range(55, 60):
@@ -409,8 +394,7 @@ class TestSurvey:
     """What a worker reports to a planner, and what it does for one."""
 
     def survey(self, bench: WorkerBench) -> m.WorkerSurveyed:
-        (answer,) = sent(bench.feed(m.SurveyWorker("planner", 4)), "planner")
-        assert isinstance(answer, m.WorkerSurveyed)
+        answer = one(sent(bench.feed(m.SurveyWorker("planner", 4)), "planner"), m.WorkerSurveyed)
         assert (answer.worker_id, answer.number) == ("w", 4)
         return answer
 

@@ -13,7 +13,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.builders import ledger, one, only, sent
 from tests.unit.core.worker.bench import HERE, WorkerBench, rows
 
 #: A decode takes 1 s, a prompt token a tenth more; quanta are 1, 2, 4, 8 s.
@@ -217,27 +217,23 @@ class TestReservations:
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE, seqs=1))
         two_long_ones(bench)
         bench.iterate(a=53)
-        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
-        assert isinstance(refused, m.KvRefused)
+        assert one(sent(bench.reserve("n", tokens=20, new=4), "s"), m.KvRefused)
         commands = bench.tick()
         name = moved(commands) or moved(bench.iterate(a=54)) or moved(bench.iterate(b=52))
         assert name
         bench.swapped(name[0].split("@")[0])
-        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
-        assert isinstance(reserved, m.KvReserved)
+        assert one(sent(bench.reserve("n", 2, tokens=20, new=4), "s"), m.KvReserved)
 
     def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self) -> None:
         """In a batch wide enough for all, no sequence is idle, so the last of the order is swapped out."""
         bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
         two_long_ones(bench)
-        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
-        assert isinstance(refused, m.KvRefused)
+        assert one(sent(bench.reserve("n", tokens=20, new=4), "s"), m.KvRefused)
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
         bench.swapped("b")
         assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the memory is promised
-        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
-        assert isinstance(reserved, m.KvReserved)
+        assert one(sent(bench.reserve("n", 2, tokens=20, new=4), "s"), m.KvReserved)
 
     def test_a_promise_is_kept_for_a_second(self) -> None:
         """After a second the promise ends, and the swapped-out sequence comes back."""
@@ -259,8 +255,7 @@ class TestReservations:
         bench.in_place("y", prompt=30, max_new=1, tenant="y")
         assert "y@1" in rows(bench.iterate(a=53, b=52))
         bench.iterate(y=51, a=54, b=53)
-        (refused,) = sent(bench.reserve("n", tokens=44, new=4, tenant=tenant), "s")
-        assert isinstance(refused, m.KvRefused)
+        assert one(sent(bench.reserve("n", tokens=44, new=4, tenant=tenant), "s"), m.KvRefused)
         assert moved(bench.iterate(a=55, b=54)) == leaving
 
     @pytest.mark.parametrize(("tenant", "answer"), [("y", m.KvRefused), ("x", m.KvReserved)])
@@ -277,8 +272,7 @@ class TestReservations:
         assert (rows(bench.iterate(a=51)), bench.pool.free_blocks) == (["p@1"], 0)
         bench.tick(after_s=100.0)  # the reservation expires
         assert bench.pool.free_blocks == 2
-        (answered,) = sent(bench.reserve("n", tokens=30, new=2, tenant=tenant), "s")
-        assert isinstance(answered, answer)
+        assert one(sent(bench.reserve("n", tokens=30, new=2, tenant=tenant), "s"), answer)
 
     @pytest.mark.parametrize(("priority", "leaving"), [(1, []), (0, ["b@1"]), (-1, ["b@1"])])
     def test_a_priority_is_strict(self, priority: int, leaving: list[str]) -> None:
@@ -297,6 +291,5 @@ class TestReservations:
 
 
 def test_a_policy_that_swaps_needs_blocks_of_the_host() -> None:
-    """The error is raised at construction."""
     with pytest.raises(ValueError, match="host"):
         type(WorkerBench().role)("w", 1, "w:2", WorkerBench().pool, POLICY)

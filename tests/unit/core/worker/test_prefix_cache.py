@@ -69,7 +69,6 @@ class TestReuse:
         assert (blocks[0], blocks[1] == 1) == (0, False)
 
     def test_a_block_is_shared_while_its_first_owner_still_uses_it(self) -> None:
-        """A block is shared as soon as it is computed, while its first owner still uses it."""
         bench = bench_of()
         prompt(bench, "a", TEXT[:40])
         assert bench.start("b", prompt=40) + bench.load("b", prompt=TEXT[:40]) == [c.LoadRecord("b", 1)]

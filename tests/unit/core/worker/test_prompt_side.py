@@ -82,6 +82,9 @@ class TestHandoff:
         assert commands[0] == m.Send("g", m.TokenBatch("w", (delta,), incarnation=9, number=1), incarnation=0)
         assert only(commands, c.PushKv) == [c.PushKv(KvHandoff("r", 1, 30, 50), TARGET, (0, 1))]
         assert rows(commands) == []
+        assert ledger(commands, "prefilled") == [
+            {"prompt_tokens": 30, "cached_tokens": 0, "queue_s": 2.0, "prefill_s": 0.5}
+        ]
         load = bench.role.load()
         assert (load.migrating, load.pending_prompt_tokens, load.kv_blocks_free) == (1, 0, 18)
 
@@ -91,15 +94,6 @@ class TestHandoff:
             bench = WorkerBench()
             bench.prefill("r", prompt=prompt)
             assert only(bench.iterate(r=50), c.PushKv)[0].source_block_ids == blocks
-
-    def test_queue_and_prefill_times_are_in_the_ledger(self, bench: WorkerBench) -> None:
-        """The queue ends where the iteration begins."""
-        bench.start("r", prompt=30)
-        bench.now += 2.0
-        bench.load("r")
-        assert ledger(bench.iterate(after_s=0.5, r=50), "prefilled") == [
-            {"prompt_tokens": 30, "cached_tokens": 0, "queue_s": 2.0, "prefill_s": 0.5}
-        ]
 
     def test_a_delivered_hand_off_is_recorded_and_let_go(self, bench: WorkerBench) -> None:
         """The blocks are free, the engine drops the sequence, and the gateway gets no message."""
@@ -141,9 +135,6 @@ class TestHandoff:
         assert bench.role.load().waiting == 1
 
     def test_a_first_token_that_ends_the_request_pushes_nothing(self) -> None:
-        """A stop token, or a first token that is the only one, ends the request: no KV is pushed and the reservation is
-        cancelled.
-        """
         for token, max_new, reason in ((STOP_TOKEN, 10, FinishReason.STOP), (50, 1, FinishReason.LENGTH)):
             bench = WorkerBench()
             bench.prefill("r", max_new=max_new)
@@ -204,11 +195,6 @@ class TestRenewal:
         bench.feed(m.CancelRequest("b", 1))
         assert bench.tick(after_s=1.0) == []
 
-    def test_sequences_that_decode_here_have_nothing_to_renew(self, bench: WorkerBench) -> None:
-        """A sequence that decodes on the worker that computed its prompt has no lease to renew."""
-        bench.decode("r")
-        assert bench.tick(after_s=1.0) == []
-
 
 class TestInPlace:
     """Both phases on one worker."""
@@ -250,7 +236,6 @@ class TestInPlace:
         assert (load.kv_blocks_free, load.kv_blocks_kept) == (20, 3)
 
     def test_it_has_no_lease(self, bench: WorkerBench) -> None:
-        """A sequence whose prompt is computed here has no lease, since no other member could renew it."""
         bench.in_place("r")
         assert bench.tick(after_s=100.0) == []
 
@@ -261,7 +246,6 @@ class TestInPlace:
         bench.assert_empty()
 
     def test_a_draining_worker_refuses_it(self, bench: WorkerBench) -> None:
-        """A draining worker refuses it, and the scheduler tries another one."""
         bench.feed(m.Drain("w", bench.now + 60.0))
         assert bench.start("r", target=HERE, number=7) == [m.Send("s", m.KvRefused("r", 1, 7, "w", "draining"))]
         bench.assert_empty()
@@ -282,7 +266,6 @@ class TestInPlace:
         bench.assert_empty()
 
     def test_a_newer_attempt_ends_the_earlier_one(self, bench: WorkerBench) -> None:
-        """A newer attempt ends the earlier one, whose tokens are no longer published."""
         bench.in_place("r")
         bench.start("r", 2, target=HERE)
         assert deltas(bench.iterate(r=50)) == []

@@ -65,7 +65,6 @@ class TestQueues:
     """Skip-join MLFQ over sequences."""
 
     def test_a_short_prompt_goes_before_a_long_one_that_came_earlier(self, floor: Floor) -> None:
-        """A short prompt skips fewer queues than a long one, so it runs first."""
         floor.add("long", 60)
         floor.add("short", 5)
         assert floor.names() == ["short", "long"]
@@ -96,7 +95,6 @@ class TestQueues:
         assert decode.queue_state.used_s == used_s + 1.0
 
     def test_a_used_up_quantum_lets_newcomers_pass(self, floor: Floor) -> None:
-        """Newcomers pass a sequence with a used-up quantum, and so do earlier arrivals of the lower queue."""
         old = floor.add("old", 5)  # 1.5 s: Q2
         floor.names()
         floor.run(1.5, old)
@@ -146,7 +144,6 @@ class TestQueues:
         assert floor.order.next_runs_s(ordered[::-1], 0.0) == [6.0, 1.0, 0.0]
 
     def test_a_lower_priority_is_expected_after_the_others(self) -> None:
-        """A sequence of lower priority is expected after the others, however short it is."""
         floor = Floor(width=1)
         high, low = floor.add("high", 60), floor.add("low", 5, priority=1)
         runs_s = floor.order.next_runs_s(floor.order.order([high, low], 0.0), 0.0)
@@ -186,7 +183,6 @@ class TestInOrder:
     """Orders by a key."""
 
     def test_the_lower_priority_number_first_then_by_arrival(self, floor: Floor) -> None:
-        """Priority ordering is by the lower number, then by arrival, as in vLLM."""
         sequences = [floor.add("a", 5, priority=1), floor.add("b", 5), floor.add("c", 5, priority=1)]
         ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
         assert [sequence.choice_id for sequence in ordered] == ["b", "a", "c"]
@@ -207,7 +203,6 @@ class TestInOrder:
 
     @pytest.mark.parametrize(("scheduling", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
     def test_a_policy_names_its_order(self, scheduling: str, first: str, floor: Floor) -> None:
-        """Every scheduling has a scheduling policy with its own order."""
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(scheduling=Scheduling(scheduling), mlfq=QUEUES, cost=COST)
         assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].choice_id == first

@@ -215,7 +215,6 @@ class TestCancel:
         assert bench.feed(m.CancelRequest("r", 4)) == [h.ForgetKv("r"), c.DropSequence("r@3")]
 
     def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self, bench: WorkerBench) -> None:
-        """A record loaded after the cancellation is dropped, since the engine would keep it otherwise."""
         bench.reserve("r")
         bench.feed(m.CancelRequest("r", 1))
         assert bench.load("r") == [c.DropSequence("r@1")]
