@@ -186,18 +186,3 @@ class TestNextRuns:
 
     def test_quanta_that_are_left_add_up(self) -> None:
         assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"first_quantum_s": 0.0},
-        {"quantum_ratio": 1.0},
-        {"queues": 0},
-        {"starve_limit_s": 0.0},
-        {"first_quantum_s": math.nan},
-    ],
-)
-def test_queues_that_are_none_are_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        queues(**fields)

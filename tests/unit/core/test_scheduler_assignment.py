@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Pool
 from spotwise.core.messages.mesh import RejectCode
@@ -29,6 +31,11 @@ def started(target: KvTarget, number: int) -> m.StartPrefill:
     return m.StartPrefill("r", 1, stream, "s", number, 30, target, lease_s=3.0, max_new_tokens=10)
 
 
+@pytest.fixture
+def bench() -> SchedulerBench:
+    return SchedulerBench()
+
+
 class TestConversation:
     """Reserve on the token worker, then start the prefill and notify the gateway."""
 
@@ -43,9 +50,8 @@ class TestConversation:
         ]
         assert sent(commands, "p") == []
 
-    def test_a_standing_reservation_starts_the_prefill_and_is_reported(self) -> None:
+    def test_a_standing_reservation_starts_the_prefill_and_is_reported(self, bench: SchedulerBench) -> None:
         """The prompt worker learns the reserved blocks, the gateway both names, the ledger the time in the queue."""
-        bench = SchedulerBench()
         bench.feed(submission())
         commands = bench.feed(reserved(), after_s=0.5)
         assert sent(commands, "p") == [started(reserved().target, number=2)]
@@ -89,15 +95,13 @@ class TestConversation:
         assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].prompt_worker == "p"
         assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
-    def test_a_submission_delivered_twice_is_one(self) -> None:
-        bench = SchedulerBench()
+    def test_a_submission_delivered_twice_is_one(self, bench: SchedulerBench) -> None:
         bench.feed(submission(epoch=2))
         assert bench.feed(submission(epoch=2)) == []
         assert bench.feed(submission(epoch=1)) == []
 
-    def test_a_reservation_granted_twice_is_not_assigned_twice(self) -> None:
+    def test_a_reservation_granted_twice_is_not_assigned_twice(self, bench: SchedulerBench) -> None:
         """The prompt is started once, and the reservation it goes to is left alone."""
-        bench = SchedulerBench()
         bench.assign()
         assert bench.feed(reserved()) == []
 
@@ -181,9 +185,8 @@ class TestQueue:
                 bench.feed(refused(choice_id, number="abc".index(choice_id) + 1))
             assert bench.placements(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
-    def test_a_refusal_of_something_else_changes_nothing(self) -> None:
+    def test_a_refusal_of_something_else_changes_nothing(self, bench: SchedulerBench) -> None:
         """A refusal with another epoch, worker, request or order, or of an assigned one, changes nothing."""
-        bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
             # a worker that answers an older order may hold a reservation that is no longer wanted
@@ -253,8 +256,7 @@ class TestRejections:
 class TestEpochs:
     """A higher epoch replaces a lower one."""
 
-    def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self) -> None:
-        bench = SchedulerBench()
+    def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self, bench: SchedulerBench) -> None:
         bench.assign()
         commands = bench.feed(submission(epoch=2))
         assert cancels(commands) == [("p", "r", 1), ("t", "r", 1)]
@@ -267,9 +269,8 @@ class TestEpochs:
         assert cancels(bench.feed(submission(epoch=2))) == []
         assert (bench.role.queued, bench.role.live) == (1, 1)
 
-    def test_a_late_grant_to_an_earlier_attempt_is_cancelled(self) -> None:
+    def test_a_late_grant_to_an_earlier_attempt_is_cancelled(self, bench: SchedulerBench) -> None:
         """The newer attempt's reservation is not mistaken for it."""
-        bench = SchedulerBench()
         bench.feed(submission(epoch=1))
         bench.feed(submission(epoch=2))
         commands = bench.feed(reserved(epoch=1))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState, Pool
 from spotwise.core.requests.request import FinishReason
@@ -27,11 +29,15 @@ PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
 GATEWAY = plain_member("g", MemberKind.GATEWAY)
 
 
+@pytest.fixture
+def bench() -> SchedulerBench:
+    return SchedulerBench()
+
+
 class TestClose:
     """A gateway is done with a request."""
 
-    def test_an_unfinished_request_is_cancelled_on_both_workers(self) -> None:
-        bench = SchedulerBench()
+    def test_an_unfinished_request_is_cancelled_on_both_workers(self, bench: SchedulerBench) -> None:
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert bench.role.live == 0
@@ -41,8 +47,7 @@ class TestClose:
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
 
-    def test_a_finished_request_is_only_forgotten(self) -> None:
-        bench = SchedulerBench()
+    def test_a_finished_request_is_only_forgotten(self, bench: SchedulerBench) -> None:
         bench.assign()
         assert bench.feed(m.CloseRequest("r", 1, finished=True)) == []
         assert bench.role.live == 0
@@ -53,15 +58,13 @@ class TestClose:
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
         assert (bench.role.queued, bench.role.live) == (0, 0)
 
-    def test_a_grant_after_the_close_is_cancelled(self) -> None:
+    def test_a_grant_after_the_close_is_cancelled(self, bench: SchedulerBench) -> None:
         """The reservation does not stand until its lease runs out."""
-        bench = SchedulerBench()
         bench.feed(submission())
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
 
-    def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self) -> None:
-        bench = SchedulerBench()
+    def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self, bench: SchedulerBench) -> None:
         bench.feed(submission(epoch=2))
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
         assert bench.role.live == 1
@@ -220,9 +223,8 @@ class TestLostWorkers:
         assert bench.feed(worker_member("t", blocks=3, incarnation=1)) == []
         assert bench.role.queued == 1
 
-    def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self) -> None:
+    def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self, bench: SchedulerBench) -> None:
         """The gateway knows which tokens came, and submits the next attempt."""
-        bench = SchedulerBench()
         bench.assign()
         assert bench.feed(replace(TOKEN, state=MemberState.LEFT)) == []
         assert (bench.role.queued, bench.role.live) == (0, 1)
@@ -275,16 +277,14 @@ class TestOtherMembers:
         }
         assert {batch.worker_id for batch in batches} == {"s"}
 
-    def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self) -> None:
-        bench = SchedulerBench()
+    def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self, bench: SchedulerBench) -> None:
         bench.feed(GATEWAY)
         bench.assign()
         commands = bench.feed(replace(GATEWAY, incarnation=2))
         assert len(cancels(commands)) == 2
         assert sent(commands, "g") == []
 
-    def test_members_of_other_kinds_are_no_workers(self) -> None:
-        bench = SchedulerBench()
+    def test_members_of_other_kinds_are_no_workers(self, bench: SchedulerBench) -> None:
         planner = plain_member("planner", MemberKind.MIGRATION_PLANNER)
         assert bench.feed(planner) == []
         bench.assign()

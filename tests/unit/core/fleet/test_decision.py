@@ -300,15 +300,6 @@ def test_an_older_report_is_not_considered() -> None:
     assert decided.choice is not None
 
 
-def test_a_watcher_that_started_again_is_followed_whatever_its_clock_says() -> None:
-    """Its last report counts, though the one before it was made later by the clock of then."""
-    cloud, decision = fleet()
-    live(cloud, decision, 60)
-    assert decision.decide(LOAD, cloud.report(), SHAPE, cloud.now).reasons
-    again = replace(cloud.report(), incarnation=2, at_s=cloud.now - 1.0, instances=())
-    assert decision.decide(LOAD, again, SHAPE, cloud.now + 1.0).reasons == ()
-
-
 def test_decisions_are_made_at_most_so_often() -> None:
     cloud, decision = fleet()
     assert decision.is_due(cloud.now)

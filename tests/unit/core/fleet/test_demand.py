@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -74,29 +73,6 @@ def test_an_ignored_report_does_not_make_the_load_known(window: DemandWindow) ->
     assert not window.is_known(111.0)
 
 
-def test_arrivals_of_two_gateways_are_merged(window: DemandWindow) -> None:
-    """Each has every second one of a steady row: together they have no variation, whichever gateway reports first."""
-    window.add(report(1), 0.5)
-    window.add(report(1, 2.0, 4.0, 6.0, gateway="h"), 6.5)
-    window.add(report(2, 1.0, 3.0, 5.0), 6.6)
-    assert window.cv(7.0) == pytest.approx(0.0)
-
-
-def test_a_silent_gateway_leaves_with_its_requests(window: DemandWindow) -> None:
-    for second in range(60):
-        arrivals_s = (second + 0.3,) if second < 20 else ()
-        window.add(report(second + 1, second + 0.5), second + 1.0)
-        if arrivals_s:
-            window.add(report(second + 1, *arrivals_s, gateway="lost"), second + 1.0)
-    assert window.rate(60.0) == pytest.approx(1.0)
-
-
-def test_late_arrivals_count_while_they_are_in_the_window(window: DemandWindow) -> None:
-    steady(window, 60)
-    window.add(report(1, 29.0, 30.5, 59.0, gateway="late"), 60.0)
-    assert window.rate(60.0) == pytest.approx(32 / 30)
-
-
 def test_a_clock_that_is_ahead_keeps_its_gaps(window: DemandWindow) -> None:
     """An hour ahead, the last of its arrivals is now. Within a second, clocks are taken as they are."""
     window.add(report(1), 90.0)
@@ -106,14 +82,6 @@ def test_a_clock_that_is_ahead_keeps_its_gaps(window: DemandWindow) -> None:
     window = DemandWindow()
     window.add(report(1, 98.9), 98.0)
     assert window.rate(128.5) == pytest.approx(1 / 30)
-
-
-def test_after_a_time_without_reports_the_window_begins_anew(window: DemandWindow) -> None:
-    """A planner that was cut off does not take what it has not heard for idleness."""
-    steady(window, 40)
-    for second in range(80, 90):
-        window.add(report(second + 1, second + 0.5), second + 1.0)
-    assert window.rate(90.0) == pytest.approx(1.0)
 
 
 def test_what_came_before_the_first_report_heard_is_not_counted_over_a_short_time(window: DemandWindow) -> None:
@@ -136,33 +104,6 @@ def test_a_request_has_at_least_one_token(window: DemandWindow) -> None:
     """A sequence that a stop string ends with its first token has few; the optimizer needs one."""
     window.add(LoadReported("g", 1, 1, (0.5,), 0, 1, 0), 1.0)
     assert (window.input_tokens, window.output_tokens) == (1, 1)
-
-
-@pytest.mark.parametrize("lost", [0.0, 0.2])
-@pytest.mark.parametrize("seed", range(5))
-def test_a_poisson_stream_over_three_gateways_has_its_rate(seed: int, lost: float) -> None:
-    """20 requests a second by chance to one of three gateways that report at moments of their own: the rate is less by the
-    share of lost reports, and the variation that of a Poisson process, where none is lost.
-    """
-    chance, window, now = random.Random(seed), DemandWindow(), 0.0
-    pending: dict[str, list[float]] = {"a": [], "b": [], "c": []}
-    due_s = {"a": 0.2, "b": 0.5, "c": 0.9}
-    numbers = dict.fromkeys(due_s, 0)
-    kept = 0
-    while now < 60.0:
-        now += chance.expovariate(20.0)
-        for name in sorted(due_s, key=due_s.__getitem__):
-            if due_s[name] <= now:
-                numbers[name] += 1
-                if chance.random() >= lost:
-                    kept += len([at_s for at_s in pending[name] if at_s > 30.0])
-                    window.add(report(numbers[name], *pending[name], gateway=name), due_s[name])
-                pending[name] = []
-                due_s[name] += 1.0
-        pending[chance.choice(sorted(pending))].append(now)
-    assert window.rate(60.0) == pytest.approx(kept / 30, rel=0.02)
-    assert window.rate(60.0) == pytest.approx(20.0 * (1 - lost), rel=0.2)
-    assert lost or window.cv(60.0) == pytest.approx(1.0, abs=0.15)
 
 
 def test_late_requests_count_once_more_each_window() -> None:

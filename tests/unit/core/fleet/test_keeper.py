@@ -11,18 +11,13 @@ from spotwise.core.fleet.keeper.failed_starts import LONGEST, SHORTEST_S
 from spotwise.core.fleet.keeper.purchases import LONG_S, REPORTED_S
 from spotwise.core.fleet.keeper.role import KEEP_S
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.fleet import FleetOrder, InstanceState, Market, Purchase
+from spotwise.core.messages.fleet import FleetOrder, InstanceState, Market
 from spotwise.core.messages.members import MemberState
 from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport
-from tests.unit.core.fleet.keeping import START_S, TYPE, Keeping, device, listed, of, offer, purchase
+from tests.unit.core.fleet.keeping import START_S, TYPE, Keeping, bought, device, listed, of, offer, purchase
 
 GONE = InstanceState.GONE
-
-
-def bought(keeping: Keeping) -> list[Purchase]:
-    """What the provider was asked for, so far."""
-    return [each.purchase for each in of(keeping.given, k.Buy)]
 
 
 def given_back(commands: list[k.FleetKeeperCommand]) -> list[tuple[str, ...]]:

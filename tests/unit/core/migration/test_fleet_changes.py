@@ -294,11 +294,6 @@ class TestWithdrawal:
         assert fleet.handle(e.NoticeWithdrawn("a"), 111.0) == []
 
 
-def test_limits_below_0_are_refused() -> None:
-    with pytest.raises(ValueError, match="retry_s"):
-        FleetLimits(retry_s=-1.0)
-
-
 NAMES = st.sampled_from("abcdeuv")
 NEWS = st.one_of(
     st.builds(e.InstanceNoticed, NAMES, st.floats(0, 60)),  # a deadline from then on
