@@ -15,10 +15,8 @@ from tests.property.test_mesh_world import (
     SWAPPING,
     MeshCase,
     assert_nothing_held,
-    kill_if_there,
     meshes,
     settle,
-    start_if_away,
 )
 from tests.property.test_moves import move_some
 
@@ -119,20 +117,13 @@ def test_deadlines_hold_in_the_rain(
     """Workers die and stall, the scheduler restarts, messages are lost, those that a request is over among them: each attempt
     has the deadline that the first one had, and no member holds a request for longer than a few seconds after it.
     """
-    world, count, pools = case.world(), case.count, case.pools
-    rng = world.rng
-    world.patience_s, world.loss, world.ending_loss = patience_s, loss, ending_loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world, count = case.world(), case.count
+    world.patience_s, world.ending_loss = patience_s, ending_loss
+    world.lose(loss)
     watch_holders(world, late_s=HELD_S)
-    for _ in range(kills):
-        number, at_s = rng.randrange(len(pools)), rng.uniform(0.5, 5)
-        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
-        world.at(at_s + rng.uniform(0.05, 4), partial(start_if_away, world, f"w{number}", pools[number]))
-    for _ in range(stalls):
-        number = rng.randrange(len(pools))
-        world.at(rng.uniform(0.5, 5), partial(_stall_if_there, world, f"w{number}", rng.uniform(0.1, 4)))
+    case.rain(world, kills, stalls, away_s=4.0)
     for _ in range(restarts):
-        world.at(rng.uniform(0, 6), lambda: world.restart_scheduler(rng.choice([0.01, 0.5, 3.0])))
+        world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     settle(world, count)
     assert_ended(world, "fells_workers", "not_recovered")
     assert_nothing_held(world)
@@ -148,8 +139,3 @@ def test_workers_keep_deadlines_without_a_gateway(case: MeshCase, patience_s: fl
     world.at(world.rng.uniform(0.5, 3), partial(world.pause, "gateway", seconds))
     settle(world, count)
     assert_nothing_held(world)
-
-
-def _stall_if_there(world: MeshWorld, worker_id: str, seconds: float) -> None:
-    if worker_id in world.workers:
-        world.stall(worker_id, seconds)

@@ -13,7 +13,7 @@ from spotwise.core.scheduler.placement import MAX_FAILED_HANDOFFS
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from tests.property.mesh_world import MeshWorld
-from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, meshes, settle
+from tests.property.test_mesh_world import MeshCase, assert_nothing_held, assert_served, assert_whole, meshes, settle
 
 
 def whole(world: MeshWorld, but: set[str]) -> None:
@@ -75,10 +75,7 @@ def test_engines_that_break_cost_no_token(case: MeshCase, broken: int) -> None:
     # with fewer requests left than it takes to be sure, one stays broken
     world.at(4.0, repair)
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "no_workers", "fells_workers", "not_recovered")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+    assert_whole(world, "no_workers", "fells_workers", "not_recovered")
     assert_nothing_held(world)
 
 

@@ -72,18 +72,11 @@ def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int,
     """Workers die, stall and lose their engines in the midst of moves, and messages are lost: every token is delivered once."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
-    world.loss = loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world.lose(loss)
     move_some(world, moves)
 
-    def kill(number: int, back_s: float) -> None:
-        if f"w{number}" in world.workers:
-            world.kill(f"w{number}")
-            world.at(back_s, lambda: world.start_worker(f"w{number}", pools[number]))
-
+    case.rain(world, kills, kills)
     for _ in range(kills):
-        world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
-        world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
         lost = f"w{rng.randrange(len(pools))}"
         world.at(rng.uniform(0.5, 5), partial(world.lose_engine, lost, rng.choice([0.05, 2.0])))
     settle(world, count, 250.0)
@@ -99,8 +92,3 @@ def test_moves_whose_iterations_fail_cost_no_token_and_no_attempt(case: MeshCase
     world.failing = failing
     move_some(world, moves)
     _assert_undisturbed(world, count)
-
-
-def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
-    if worker_id in world.workers:
-        world.stall(worker_id, seconds)

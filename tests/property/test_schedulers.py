@@ -101,8 +101,8 @@ def test_lost_messages_and_clients_that_leave_hold_nothing(
     world = case.world()
     rng = world.rng
     schedulers = Schedulers(world)
-    world.loss, world.ending_loss = loss, ending_loss
-    world.at(10.0, partial(setattr, world, "loss", 0.0))
+    world.ending_loss = ending_loss
+    world.lose(loss)
     for _ in range(kills):
         world.at(rng.uniform(0.1, 6), partial(schedulers.kill, f"scheduler-{rng.randrange(2)}", rng.uniform(0.1, 4.0)))
         world.at(rng.uniform(0.1, 6), partial(world.stall, f"w{rng.randrange(len(case.pools))}", rng.uniform(0.1, 2.0)))
