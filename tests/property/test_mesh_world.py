@@ -156,10 +156,11 @@ def meshes(
 
 
 def settle(world: MeshWorld, count: int, within_s: float = 2000.0) -> None:
-    """Run until every request has ended, then long enough for the last messages and leases."""
+    """Run until every request has ended, then long enough for the last messages and leases: nothing is held then."""
     world.run_until(world.now + within_s, lambda: len(world.ended) == count)
     world.run_until(world.now + 15.0)
     assert len(world.ended) == count, "a request never ended"
+    assert_nothing_held(world)
 
 
 def assert_nothing_held(world: MeshWorld) -> None:
@@ -217,7 +218,6 @@ def test_undisturbed_requests_all_finish_with_every_token(case: MeshCase) -> Non
         assert world.ended[choice_id] == "length"
         assert len(world.delivered[choice_id]) == stop.max_new_tokens
         assert world.attempts[choice_id] == 1
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -229,7 +229,6 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -
         world.at(world.rng.uniform(0.5, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     assert_whole(world, "closed")
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -247,7 +246,6 @@ def test_requests_that_are_over_live_on_nowhere(
         world.at(world.rng.uniform(0.1, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     assert_served(world, "closed")
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -269,7 +267,6 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
     settle(world, count)
     # Three workers that die under one request make it the suspect, though here it is only unlucky.
     assert_served(world, *(["fells_workers"] if kills >= 3 else []))
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -288,7 +285,6 @@ def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -
     settle(world, count)
     assert set(world.ended.values()) == {"length"}
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -301,7 +297,6 @@ def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, los
     settle(world, count)
     # As above: a worker that stalls for long is taken for dead.
     assert_served(world, *(["fells_workers"] if stalls >= 3 else []))
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -316,7 +311,6 @@ def test_a_scheduler_that_restarts_costs_no_token(case: MeshCase, restarts: int)
         world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     settle(world, count)
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -330,7 +324,6 @@ def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> N
     assert set(world.ended.values()) == {"length"}
     assert set(world.attempts.values()) == {1}
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -348,7 +341,6 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
         world.at(at_s, world.restart_gateway)
     settle(world, count)
     assert_served(world, "gateway died")
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -381,7 +373,6 @@ def test_another_gateway_goes_on_token_for_token(
         assert (
             world.lost_attempts == []
         )  # the first attempt after each take-over is accepted, and is ended by no former one
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -399,7 +390,6 @@ def test_workers_return_to_their_home_pool_when_the_off_pool_work_is_done(case: 
     settle(world, count)
     views = sorted(world.scheduler.pools, key=lambda view: view.id)
     assert [(view.home_pool, view.is_off_pool) for view in views] == [(pool, False) for pool in pools]
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -424,7 +414,6 @@ def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int
         world.at(world.rng.uniform(0.5, 8), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
     assert_whole(world, "closed", "no_workers")
-    assert_nothing_held(world)
     moved = sum(worker.role.load().kv_blocks_swapped_out for worker in world.workers.values())
     event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")
 
@@ -451,4 +440,3 @@ def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, los
     assert_served(world)
     if not (loss or failing):
         assert world.lost_attempts == []
-    assert_nothing_held(world)

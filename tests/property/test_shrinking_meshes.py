@@ -10,14 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.messages.members import Pool
 from tests.property.fake_worker import BLOCK_SIZE
-from tests.property.test_mesh_world import (
-    MAX_NEW,
-    MAX_PROMPT,
-    MeshCase,
-    assert_nothing_held,
-    meshes,
-    settle,
-)
+from tests.property.test_mesh_world import MAX_NEW, MAX_PROMPT, MeshCase, meshes, settle
 
 POOLS = st.sampled_from(
     [
@@ -73,4 +66,3 @@ def test_a_mesh_that_shrinks_ends_no_stream(
         if choice_id in world.open_bounds:
             assert prompt + delivered in (small * BLOCK_SIZE, LARGE_BLOCKS * BLOCK_SIZE)
             event("an open bound was resized" if world.attempts[choice_id] > 1 else "one attempt")
-    assert_nothing_held(world)

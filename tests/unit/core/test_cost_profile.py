@@ -16,14 +16,7 @@ from spotwise.core.costs.cost_model import (
     PiecewiseLinear,
     TableIterationCost,
 )
-from spotwise.core.costs.cost_profile import (
-    BUILT_IN,
-    RANGES,
-    CostProfile,
-    MeasuredRange,
-    TimeBeyond,
-    at_speed,
-)
+from spotwise.core.costs.cost_profile import BUILT_IN, RANGES, CostProfile, MeasuredRange, TimeBeyond, at_speed
 
 TABLE = TableIterationCost(
     prompt=PiecewiseLinear((1, 512, 2048), (0.01, 0.05, 0.2)),

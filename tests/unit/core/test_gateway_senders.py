@@ -40,10 +40,6 @@ class TestSenders:
         assert bench.feed(m.TokenBatch("stranger", (ERROR,), 1, 2)) == []
         assert delivered(bench.tokens((0, 50), worker="p")) == [50]
 
-    def test_the_prompt_worker_counts_after_the_token_worker(self, bench: GatewayBench) -> None:
-        assert bench.tokens((1, 51)) == []
-        assert delivered(bench.tokens((0, 50), worker="p")) == [50, 51]
-
     def test_a_scheduler_may_end_an_attempt(self, bench: GatewayBench) -> None:
         """A scheduler's error ends an attempt although its batch has no number."""
         assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]

@@ -6,18 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages.fleet import InstanceState, LearnedLives, Market, WantedInstances
-from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
+from tests.unit.core.fleet.fake_cloud import FAST, LOAD, PRICES, SHAPE, SLOW, FakeCloud, Sold, fleet_type, live
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
-FAST = fleet_type("fast")
-SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.iteration, 0.5)))
-PRICES = {("fast", SPOT): 1.0, ("fast", ON_DEMAND): 3.0, ("slow", SPOT): 0.4, ("slow", ON_DEMAND): 1.5}
 #: Any configuration is fast enough, so that the cheapest that keeps up is chosen.
 CHEAP = FleetPolicy(latency_target_s=60.0, spare_instances=0)
 #: What is fast enough by default.

@@ -6,12 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spotwise.core.migration.interruption.just_in_time import (
-    LinearExecution,
-    Stop,
-    StopAfter,
-    before_preemption,
-)
+from spotwise.core.migration.interruption.just_in_time import LinearExecution, Stop, StopAfter, before_preemption
 
 SECOND = LinearExecution(0.0, 1.0)
 STEPS = st.integers(0, 40)

@@ -132,9 +132,11 @@ class TestArrival:
         assert bench.role.load().remaining_tokens == 8
 
     def test_its_tokens_are_numbered_after_the_first(self, bench: WorkerBench) -> None:
-        """Index 0 was the prompt worker's."""
+        """Index 0 was the prompt worker's, as was the prompt: its ledger lines say so."""
         bench.decode("r")
-        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
+        first = bench.iterate(r=51)
+        assert deltas(first) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
+        assert ledger(first, "prefilled") == []
         assert deltas(bench.iterate(r=52)) == [m.TokenDelta(stream_of("r").attempt_id, 2, 52)]
 
     def test_its_arrival_is_in_the_ledger(self, bench: WorkerBench) -> None:
@@ -190,11 +192,6 @@ class TestArrival:
             assert commands[-1] == c.DropSequence("r@1")
             assert rows(commands) == []
             bench.assert_empty()
-
-    def test_a_sequence_handed_off_here_was_not_prefilled_here(self, bench: WorkerBench) -> None:
-        """The prompt is in the ledger lines of another worker."""
-        bench.decode("r")
-        assert ledger(bench.iterate(r=51), "prefilled") == []
 
 
 class TestCancel:
