@@ -70,6 +70,11 @@ class TestHandOff:
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, QueueLevel(3, 0.75))
 
+    def test_a_worker_without_queues_sends_no_level(self) -> None:
+        worker = bench(Scheduling.FCFS)
+        worker.prefill("r", prompt=20)
+        assert handoff(worker.iterate(r=50)).level is None
+
     def test_a_hand_off_that_was_begun_before_has_the_level_at_its_end(self) -> None:
         """The level is that after the prompt was computed and charged."""
         worker = bench(kv_push=ConfiguredPushMode.LAYERWISE)
