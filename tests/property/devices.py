@@ -95,7 +95,7 @@ class Devices:
         self._newest.pop(device_id, None)
         self.leave_at_s.pop(device_id, None)
         for worker_id, group in list(self._groups.items()):
-            if device_id in group.device_ids and worker_id in self._world.workers:
+            if device_id in group.device_ids:
                 self._world.kill(worker_id)
         if back_s is not None:
             self._world.at(back_s, partial(self._start, device_id))

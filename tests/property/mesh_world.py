@@ -170,8 +170,18 @@ class MeshWorld(FakeNetwork):
         self._beat(worker)
 
     def kill(self, worker_id: str) -> None:
-        worker = self.workers.pop(worker_id)
-        worker.alive = False
+        """End a worker, if it is there."""
+        if worker_id in self.workers:
+            self.workers.pop(worker_id).alive = False
+
+    def start_if_away(self, worker_id: str, pool: m.Pool) -> None:
+        if worker_id not in self.workers:
+            self.start_worker(worker_id, pool)
+
+    def lose(self, share: float, until_s: float = 10.0) -> None:
+        """Lose such a share of the messages, until then."""
+        self.loss = share
+        self.at(until_s, lambda: setattr(self, "loss", 0.0))
 
     def come_back(self, worker: FakeWorker) -> None:
         """Start one that ended by itself again, as its supervisor would."""
@@ -201,8 +211,8 @@ class MeshWorld(FakeNetwork):
                 self.feed_scheduler(worker.registered)
 
     def stall(self, worker_id: str, seconds: float) -> None:
-        worker = self.workers[worker_id]
-        if not worker.stalled:
+        worker = self.workers.get(worker_id)
+        if worker and not worker.stalled:
             worker.stalled = True
             self.at(seconds, lambda: self._wake(worker))
 

@@ -11,15 +11,7 @@ from hypothesis import strategies as st
 from spotwise.core.worker import commands as c
 from tests.property.fake_worker import FakeWorker
 from tests.property.mesh_world import TICK_S, MeshWorld
-from tests.property.test_mesh_world import (
-    SWAPPING,
-    MeshCase,
-    assert_nothing_held,
-    kill_if_there,
-    meshes,
-    settle,
-    start_if_away,
-)
+from tests.property.test_mesh_world import SWAPPING, MeshCase, meshes, settle
 from tests.property.test_moves import move_some
 
 PATIENCE_S = st.sampled_from([0.5, 2.0, 8.0])
@@ -88,7 +80,6 @@ def test_nothing_is_computed_after_a_deadline(case: MeshCase, patience_s: float,
     assert_ended(world)
     for choice_id, deadline_s in world.deadlines.items():
         assert world.ended[choice_id] in ("length", "deadline_exceeded"), deadline_s
-    assert_nothing_held(world)
 
 
 @settings(max_examples=25)
@@ -100,7 +91,6 @@ def test_kv_on_hosts_is_freed_at_a_deadline(case: MeshCase, patience_s: float) -
     watch_iterations(world)
     settle(world, count)
     assert_ended(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -119,23 +109,15 @@ def test_deadlines_hold_in_the_rain(
     """Workers die and stall, the scheduler restarts, messages are lost, those that a request is over among them: each attempt
     has the deadline that the first one had, and no member holds a request for longer than a few seconds after it.
     """
-    world, count, pools = case.world(), case.count, case.pools
-    rng = world.rng
-    world.patience_s, world.loss, world.ending_loss = patience_s, loss, ending_loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world, count = case.world(), case.count
+    world.patience_s, world.ending_loss = patience_s, ending_loss
+    world.lose(loss)
     watch_holders(world, late_s=HELD_S)
-    for _ in range(kills):
-        number, at_s = rng.randrange(len(pools)), rng.uniform(0.5, 5)
-        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
-        world.at(at_s + rng.uniform(0.05, 4), partial(start_if_away, world, f"w{number}", pools[number]))
-    for _ in range(stalls):
-        number = rng.randrange(len(pools))
-        world.at(rng.uniform(0.5, 5), partial(_stall_if_there, world, f"w{number}", rng.uniform(0.1, 4)))
+    case.rain(world, kills, stalls, away_s=4.0)
     for _ in range(restarts):
-        world.at(rng.uniform(0, 6), lambda: world.restart_scheduler(rng.choice([0.01, 0.5, 3.0])))
+        world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     settle(world, count)
     assert_ended(world, "fells_workers", "not_recovered")
-    assert_nothing_held(world)
 
 
 @settings(max_examples=30)
@@ -147,9 +129,3 @@ def test_workers_keep_deadlines_without_a_gateway(case: MeshCase, patience_s: fl
     watch_iterations(world)
     world.at(world.rng.uniform(0.5, 3), partial(world.pause, "gateway", seconds))
     settle(world, count)
-    assert_nothing_held(world)
-
-
-def _stall_if_there(world: MeshWorld, worker_id: str, seconds: float) -> None:
-    if worker_id in world.workers:
-        world.stall(worker_id, seconds)

@@ -92,16 +92,6 @@ def close_if_open(world: MeshWorld, request_id: str) -> None:
         world.close(request_id)
 
 
-def kill_if_there(world: MeshWorld, worker_id: str) -> None:
-    if worker_id in world.workers:
-        world.kill(worker_id)
-
-
-def start_if_away(world: MeshWorld, worker_id: str, pool: Pool) -> None:
-    if worker_id not in world.workers:
-        world.start_worker(worker_id, pool)
-
-
 @dataclass(frozen=True, slots=True)
 class MeshCase:
     """A mesh and how many requests come into it, as Hypothesis draws them.
@@ -136,6 +126,19 @@ class MeshCase:
             world.at(rng.uniform(0, 2), partial(world.request, f"r{number}", prompt, new))
         return world
 
+    def dies(self, world: MeshWorld, number: int, at_s: float, away_s: float = 1.0) -> None:
+        """A worker dies without a word, and comes back after a while."""
+        world.at(at_s, partial(world.kill, f"w{number}"))
+        world.at(at_s + away_s, partial(world.start_if_away, f"w{number}", self.pools[number]))
+
+    def rain(self, world: MeshWorld, kills: int, stalls: int, away_s: float = 6.0) -> None:
+        """Workers die and come back, and workers stand still for a while, each at any time of the first five seconds."""
+        rng, count = world.rng, len(self.pools)
+        for _ in range(kills):
+            self.dies(world, rng.randrange(count), rng.uniform(0.5, 5), rng.uniform(0.05, away_s))
+        for _ in range(stalls):
+            world.at(rng.uniform(0.5, 5), partial(world.stall, f"w{rng.randrange(count)}", rng.uniform(0.1, 4)))
+
 
 def meshes(
     fewest: int,
@@ -153,10 +156,11 @@ def meshes(
 
 
 def settle(world: MeshWorld, count: int, within_s: float = 2000.0) -> None:
-    """Run until every request has ended, then long enough for the last messages and leases."""
+    """Run until every request has ended, then long enough for the last messages and leases: nothing is held then."""
     world.run_until(world.now + within_s, lambda: len(world.ended) == count)
     world.run_until(world.now + 15.0)
     assert len(world.ended) == count, "a request never ended"
+    assert_nothing_held(world)
 
 
 def assert_nothing_held(world: MeshWorld) -> None:
@@ -191,12 +195,17 @@ def watch_engines(world: MeshWorld) -> None:
     look()
 
 
-def assert_served(world: MeshWorld, *allowed: str) -> None:
-    """Every request got every token, was rejected because no worker or scheduler was there, or ended as `allowed`."""
+def assert_whole(world: MeshWorld, *others: str) -> None:
+    """Every request got every token, or ended as `others`."""
     for choice_id, ending in world.ended.items():
-        assert ending in ("length", "no_workers", "no_scheduler", *allowed)
+        assert ending in ("length", *others)
         if ending == "length":
             assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+
+
+def assert_served(world: MeshWorld, *allowed: str) -> None:
+    """Every request got every token, was rejected because no worker or scheduler was there, or ended as `allowed`."""
+    assert_whole(world, "no_workers", "no_scheduler", *allowed)
 
 
 @settings(max_examples=60)
@@ -209,7 +218,6 @@ def test_undisturbed_requests_all_finish_with_every_token(case: MeshCase) -> Non
         assert world.ended[choice_id] == "length"
         assert len(world.delivered[choice_id]) == stop.max_new_tokens
         assert world.attempts[choice_id] == 1
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -220,11 +228,7 @@ def test_clients_that_leave_at_any_moment_leave_nothing_behind(case: MeshCase) -
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.5, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "closed")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
-    assert_nothing_held(world)
+    assert_whole(world, "closed")
 
 
 @settings(max_examples=100)
@@ -241,11 +245,7 @@ def test_requests_that_are_over_live_on_nowhere(
     for number in range(0, count, 2):
         world.at(world.rng.uniform(0.1, 5), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "closed", "no_workers", "no_scheduler")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
-    assert_nothing_held(world)
+    assert_served(world, "closed")
 
 
 @settings(max_examples=100)
@@ -255,25 +255,18 @@ def test_workers_that_die_or_drain_cost_no_token(case: MeshCase, kills: int, dra
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
 
-    def kill(number: int, back_s: float) -> None:
-        if f"w{number}" in world.workers:
-            world.kill(f"w{number}")
-            world.at(back_s, lambda: world.start_worker(f"w{number}", pools[number]))
-
     def drain(number: int, grace_s: float) -> None:
         if f"w{number}" in world.workers:
             world.feed_worker(world.workers[f"w{number}"], Drain(f"w{number}", world.now + grace_s))
             # someone else takes its place, or the mesh would have no such worker for good
             world.at(1.0, lambda: world.start_worker(f"next{number}", pools[number]))
 
-    for _ in range(kills):
-        world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
+    case.rain(world, kills, 0)
     for _ in range(drains):
         world.at(rng.uniform(0.5, 5), partial(drain, rng.randrange(len(pools)), rng.uniform(0, 3)))
     settle(world, count)
     # Three workers that die under one request make it the suspect, though here it is only unlucky.
     assert_served(world, *(["fells_workers"] if kills >= 3 else []))
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -285,30 +278,25 @@ def test_requests_wait_while_no_worker_is_there(case: MeshCase, away_s: float) -
 
     def all_go() -> None:
         for number, pool in enumerate(case.pools):
-            kill_if_there(world, f"w{number}")
-            world.at(away_s, partial(start_if_away, world, f"w{number}", pool))
+            world.kill(f"w{number}")
+            world.at(away_s, partial(world.start_if_away, f"w{number}", pool))
 
     world.at(world.rng.uniform(0, 2), all_go)
     settle(world, count)
     assert set(world.ended.values()) == {"length"}
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
 @given(meshes(1, 16), st.integers(0, 4), st.sampled_from([0.0, 0.05, 0.3]))
 def test_stalls_and_lost_messages_cost_no_token(case: MeshCase, stalls: int, loss: float) -> None:
     """Workers pause for up to 4 s and resume; one message in three at most is lost, for 10 s; no token is lost."""
-    world, count, pools = case.world(), case.count, case.pools
-    rng = world.rng
-    world.loss = loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
-    for _ in range(stalls):
-        world.at(rng.uniform(0, 5), partial(world.stall, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
+    world, count = case.world(), case.count
+    world.lose(loss)
+    case.rain(world, 0, stalls)
     settle(world, count)
     # As above: a worker that stalls for long is taken for dead.
     assert_served(world, *(["fells_workers"] if stalls >= 3 else []))
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -323,7 +311,6 @@ def test_a_scheduler_that_restarts_costs_no_token(case: MeshCase, restarts: int)
         world.at(world.rng.uniform(0, 6), lambda: world.restart_scheduler(world.rng.choice([0.01, 0.5, 3.0])))
     settle(world, count)
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -337,7 +324,6 @@ def test_a_pause_costs_no_attempt(case: MeshCase, who: str, seconds: float) -> N
     assert set(world.ended.values()) == {"length"}
     assert set(world.attempts.values()) == {1}
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -347,19 +333,14 @@ def test_a_gateway_that_restarts_mixes_no_tokens(
 ) -> None:
     """The clients of its successor get their own tokens, though stream numbers start anew; abandoned requests are dropped."""
     world, count = case.world(), case.count
-    world.loss = loss
-    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    world.lose(loss, until_s=8.0)
     for _ in range(restarts):
         at_s = world.rng.uniform(0, 4)
         if scheduler_too:
             world.at(max(0.0, at_s - 0.3), lambda: world.restart_scheduler(0.2))
         world.at(at_s, world.restart_gateway)
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "gateway died", "no_workers", "no_scheduler")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
-    assert_nothing_held(world)
+    assert_served(world, "gateway died")
 
 
 @settings(max_examples=60)
@@ -377,28 +358,21 @@ def test_another_gateway_goes_on_token_for_token(
     from tokens that were saved a while ago: every request gets every token once, though a worker or the scheduler dies with it,
     and messages are lost. In the end nothing is held anywhere for any of the gateways.
     """
-    world, count, pools = case.world(), case.count, case.pools
-    world.loss = loss
-    world.at(8.0, lambda: setattr(world, "loss", 0.0))
+    world, count = case.world(), case.count
+    world.lose(loss, until_s=8.0)
     for each in sleeps_s:
         at_s = world.rng.uniform(0.5, 5)
         world.at(at_s, partial(world.take_over, each))
         if worker_too:
-            number = world.rng.randrange(len(pools))
-            world.at(at_s, partial(kill_if_there, world, f"w{number}"))
-            world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+            case.dies(world, world.rng.randrange(len(case.pools)), at_s)
         if scheduler_too:
             world.at(max(0.0, at_s - 0.1), lambda: world.restart_scheduler(0.3))
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "no_workers", "no_scheduler")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
+    assert_served(world)
     if not (loss or worker_too or scheduler_too):
         assert (
             world.lost_attempts == []
         )  # the first attempt after each take-over is accepted, and is ended by no former one
-    assert_nothing_held(world)
 
 
 @settings(max_examples=100)
@@ -416,7 +390,6 @@ def test_workers_return_to_their_home_pool_when_the_off_pool_work_is_done(case: 
     settle(world, count)
     views = sorted(world.scheduler.pools, key=lambda view: view.id)
     assert [(view.home_pool, view.is_off_pool) for view in views] == [(pool, False) for pool in pools]
-    assert_nothing_held(world)
 
 
 @settings(max_examples=60)
@@ -434,19 +407,13 @@ def test_workers_return_to_their_home_pool_when_the_off_pool_work_is_done(case: 
 )
 def test_kv_on_hosts_is_lost_and_left_without_a_trace(case: MeshCase, kills: int, leaves: bool) -> None:
     """Workers die with KV on their hosts, and clients leave while theirs is there; the others get every token."""
-    world, count, pools, policy = case.world(), case.count, case.pools, case.policy
+    world, count, policy = case.world(), case.count, case.policy
     for _ in range(kills):
-        number, at_s = world.rng.randrange(len(pools)), world.rng.uniform(1, 6)
-        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
-        world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+        case.dies(world, world.rng.randrange(len(case.pools)), world.rng.uniform(1, 6))
     for number in range(0, count if leaves else 0, 3):
         world.at(world.rng.uniform(0.5, 8), partial(close_if_open, world, f"r{number}"))
     settle(world, count)
-    for choice_id, ending in world.ended.items():
-        assert ending in ("length", "closed", "no_workers")
-        if ending == "length":
-            assert len(world.delivered[choice_id]) == world.stops[choice_id].max_new_tokens
-    assert_nothing_held(world)
+    assert_whole(world, "closed", "no_workers")
     moved = sum(worker.role.load().kv_blocks_swapped_out for worker in world.workers.values())
     event(f"{policy.swap.when_full}: {'swapped' if moved else 'not swapped'}")
 
@@ -457,15 +424,14 @@ def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, los
     """Clients stop to read and read on, again and again; their requests hold nothing meanwhile, and get every token once,
     though closings are lost, or a worker, the scheduler or their gateway goes with it.
     """
-    world, count, pools = case.world(), case.count, case.pools
+    world, count = case.world(), case.count
     if failing != "gateway":
         watch_engines(world)
-    world.stalling, world.loss, world.ending_loss = stalling, loss, 3 * loss
-    world.at(8.0, lambda: setattr(world, "loss", 0.0))
-    at_s, number = world.rng.uniform(0.5, 4), world.rng.randrange(len(pools))
+    world.stalling, world.ending_loss = stalling, 3 * loss
+    world.lose(loss, until_s=8.0)
+    at_s = world.rng.uniform(0.5, 4)
     if failing == "worker":
-        world.at(at_s, partial(kill_if_there, world, f"w{number}"))
-        world.at(at_s + 1.0, partial(start_if_away, world, f"w{number}", pools[number]))
+        case.dies(world, world.rng.randrange(len(case.pools)), at_s)
     elif failing == "scheduler":
         world.at(at_s, lambda: world.restart_scheduler(0.3))
     elif failing == "gateway":
@@ -474,4 +440,3 @@ def test_readers_that_stall_get_every_token(case: MeshCase, stalling: float, los
     assert_served(world)
     if not (loss or failing):
         assert world.lost_attempts == []
-    assert_nothing_held(world)

@@ -28,28 +28,9 @@ CLOUDS: dict[str, Callable[[], Cloud]] = {
 #: Words that the clouds use, so that random documents come near to real ones.
 WORDS = st.sampled_from(
     [
-        *(
-            "action",
-            "time",
-            "noticeTime",
-            "terminate",
-            "2026-11-22T15:02:00Z",
-            "TRUE",
-            "FALSE",
-            "vm",
-            "Events",
-            "EventId",
-        ),
-        *(
-            "EventType",
-            "Preempt",
-            "Resources",
-            "NotBefore",
-            "Sun, 22 Nov 2026 15:00:30 GMT",
-            "EventStatus",
-            "Started",
-            "",
-        ),
+        *("action", "time", "noticeTime", "terminate", "2026-11-22T15:02:00Z", "TRUE", "FALSE", "vm", "Events"),
+        *("EventId", "EventType", "Preempt", "Resources", "NotBefore", "Sun, 22 Nov 2026 15:00:30 GMT", "EventStatus"),
+        *("Started", ""),
         *("kind", "Node", "spec", "taints", "key", "timeAdded", "karpenter.sh/disrupted", "0000-00-00T00:00:00Z", "-1"),
     ]
 )

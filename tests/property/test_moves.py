@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.messages import mesh as m
 from tests.property.mesh_world import MeshWorld
-from tests.property.test_mesh_world import SWAPPING, MeshCase, assert_nothing_held, assert_served, meshes, settle
+from tests.property.test_mesh_world import SWAPPING, MeshCase, assert_served, meshes, settle
 
 
 def move_some(world: MeshWorld, times: int, within_s: float = 6.0) -> None:
@@ -58,7 +58,6 @@ def _assert_undisturbed(world: MeshWorld, count: int) -> None:
     assert set(world.ended.values()) == {"length"}
     assert len(world.moves_ended) == world.moves_ordered
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=150)
@@ -72,23 +71,15 @@ def test_moves_in_the_rain_cost_no_token(case: MeshCase, moves: int, kills: int,
     """Workers die, stall and lose their engines in the midst of moves, and messages are lost: every token is delivered once."""
     world, count, pools = case.world(), case.count, case.pools
     rng = world.rng
-    world.loss = loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world.lose(loss)
     move_some(world, moves)
 
-    def kill(number: int, back_s: float) -> None:
-        if f"w{number}" in world.workers:
-            world.kill(f"w{number}")
-            world.at(back_s, lambda: world.start_worker(f"w{number}", pools[number]))
-
+    case.rain(world, kills, kills)
     for _ in range(kills):
-        world.at(rng.uniform(0.5, 5), partial(kill, rng.randrange(len(pools)), rng.uniform(0.05, 6)))
-        world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(pools))}", rng.uniform(0.1, 4)))
         lost = f"w{rng.randrange(len(pools))}"
         world.at(rng.uniform(0.5, 5), partial(world.lose_engine, lost, rng.choice([0.05, 2.0])))
     settle(world, count, 250.0)
     assert_served(world, *(["fells_workers"] if kills >= 2 else []))
-    assert_nothing_held(world)
 
 
 @settings(max_examples=150)
@@ -99,8 +90,3 @@ def test_moves_whose_iterations_fail_cost_no_token_and_no_attempt(case: MeshCase
     world.failing = failing
     move_some(world, moves)
     _assert_undisturbed(world, count)
-
-
-def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
-    if worker_id in world.workers:
-        world.stall(worker_id, seconds)

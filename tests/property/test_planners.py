@@ -11,14 +11,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Pool
 from tests.property.mesh_world import MeshWorld
 from tests.property.planners import Planners
-from tests.property.test_mesh_world import (
-    MeshCase,
-    assert_nothing_held,
-    assert_served,
-    meshes,
-    settle,
-    start_if_away,
-)
+from tests.property.test_mesh_world import MeshCase, assert_served, meshes, settle
 
 #: A worker that leaves has others beside it.
 SEVERAL = st.sampled_from(
@@ -44,7 +37,7 @@ def notices(world: MeshWorld, planners: Planners, case: MeshCase, count: int) ->
         at_s = rng.uniform(0.2, 4.0)
         world.at(at_s, partial(planners.notice, f"w{number}", seconds))
         back_s = at_s + seconds + rng.uniform(0.5, 4.0)
-        world.at(back_s, partial(start_if_away, world, f"w{number}", case.pools[number]))
+        world.at(back_s, partial(world.start_if_away, f"w{number}", case.pools[number]))
 
 
 def moved(planners: Planners) -> int:
@@ -61,7 +54,6 @@ def test_workers_that_leave_cost_no_token(case: MeshCase, drains: int) -> None:
     settle(world, case.count, WITHIN_S)
     event(f"moves: {min(moved(planners), 5)}")
     assert_served(world)
-    assert_nothing_held(world)
 
 
 @settings(max_examples=200)
@@ -73,8 +65,8 @@ def test_planners_in_the_rain_cost_no_token(case: MeshCase, drains: int, kills: 
     world = case.world()
     planners = Planners(world)
     rng = world.rng
-    world.loss, world.repeats = loss, rng.choice([0.0, 0.3])
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world.repeats = rng.choice([0.0, 0.3])
+    world.lose(loss)
     notices(world, planners, case, drains)
     for _ in range(rng.randint(0, 3)):
         planner_id, at_s = f"planner-{rng.randrange(2)}", rng.uniform(0.2, 8.0)
@@ -82,21 +74,6 @@ def test_planners_in_the_rain_cost_no_token(case: MeshCase, drains: int, kills: 
         world.at(at_s + rng.uniform(0.1, 4.0), partial(planners.start, planner_id))
     if rng.random() < 0.3:
         world.at(rng.uniform(0.2, 8.0), lambda: setattr(planners, "store_away_until_s", world.now + 2.0))
-    for _ in range(kills):
-        number = rng.randrange(len(case.pools))
-        world.at(rng.uniform(0.5, 5), partial(_kill, world, case, number, rng.uniform(0.05, 6)))
-        world.at(rng.uniform(0.5, 5), partial(_stall, world, f"w{rng.randrange(len(case.pools))}", rng.uniform(0.1, 4)))
+    case.rain(world, kills, kills)
     settle(world, case.count, WITHIN_S)
     assert_served(world, *(["fells_workers"] if kills >= 2 else []))
-    assert_nothing_held(world)
-
-
-def _kill(world: MeshWorld, case: MeshCase, number: int, back_s: float) -> None:
-    if f"w{number}" in world.workers:
-        world.kill(f"w{number}")
-        world.at(back_s, partial(start_if_away, world, f"w{number}", case.pools[number]))
-
-
-def _stall(world: MeshWorld, worker_id: str, seconds: float) -> None:
-    if worker_id in world.workers:
-        world.stall(worker_id, seconds)

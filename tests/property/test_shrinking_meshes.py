@@ -10,16 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.core.messages.members import Pool
 from tests.property.fake_worker import BLOCK_SIZE
-from tests.property.test_mesh_world import (
-    MAX_NEW,
-    MAX_PROMPT,
-    MeshCase,
-    assert_nothing_held,
-    kill_if_there,
-    meshes,
-    settle,
-    start_if_away,
-)
+from tests.property.test_mesh_world import MAX_NEW, MAX_PROMPT, MeshCase, meshes, settle
 
 POOLS = st.sampled_from(
     [
@@ -53,19 +44,17 @@ def test_a_mesh_that_shrinks_ends_no_stream(
     case = replace(case, num_blocks=small)
     world, count = case.world(), case.count
     world.blocks_of["w0"] = LARGE_BLOCKS
-    kill_if_there(world, "w0")
+    world.kill("w0")
     if starts_small:
-        world.at(world.rng.uniform(1.0, 5.0), partial(start_if_away, world, "w0", case.pools[0]))
+        world.at(world.rng.uniform(1.0, 5.0), partial(world.start_if_away, "w0", case.pools[0]))
     else:
         world.start_worker("w0", case.pools[0])
     for number in range(0, count, 2):
         world.open_bounds[f"r{number}"] = CONTEXT
-    world.loss = loss
-    world.at(10.0, lambda: setattr(world, "loss", 0.0))
+    world.lose(loss)
     for at_s, longest_s in losses:
         back_s = longest_s if len(case.pools) > 1 else min(longest_s, 0.8 * world.limits.max_unready_s)
-        world.at(at_s, partial(kill_if_there, world, "w0"))
-        world.at(at_s + back_s, partial(start_if_away, world, "w0", case.pools[0]))
+        case.dies(world, 0, at_s, back_s)
     settle(world, count)
     for choice_id, ending in world.ended.items():
         prompt, delivered = len(world.prompts[choice_id]), len(world.delivered[choice_id])
@@ -77,4 +66,3 @@ def test_a_mesh_that_shrinks_ends_no_stream(
         if choice_id in world.open_bounds:
             assert prompt + delivered in (small * BLOCK_SIZE, LARGE_BLOCKS * BLOCK_SIZE)
             event("an open bound was resized" if world.attempts[choice_id] > 1 else "one attempt")
-    assert_nothing_held(world)

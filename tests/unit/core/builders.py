@@ -66,6 +66,13 @@ def only(commands: Iterable[object], kind: type[T]) -> list[T]:
     return [c for c in flat if isinstance(c, kind)]
 
 
+def one(messages: Iterable[object], kind: type[T]) -> T:
+    """The only message of a list, which is of this kind."""
+    (message,) = messages
+    assert isinstance(message, kind)
+    return message
+
+
 def ledger(commands: Iterable[object], stage: str) -> list[dict[str, Any]]:
     """The facts of the ledger entries of one stage."""
     entries = (c.entry for c in commands if isinstance(c, m.RecordLedger))

@@ -48,7 +48,6 @@ class TestGateway:
             assert bench.role.is_open("r", 1) is not lost
 
     def test_a_lost_attempt_is_over_before_the_next_begins(self) -> None:
-        """A lost attempt is closed before the next one begins, since its tokens would change nothing."""
         bench = GatewayBench()
         bench.open()
         bench.error()
@@ -62,7 +61,6 @@ class TestScheduler:
     """The scheduler's side: it drops what the gateway has closed, whichever message was lost."""
 
     def test_a_submission_after_its_closing_is_refused(self) -> None:
-        """A submission of a closed attempt is ignored, and a newer attempt is placed."""
         bench = SchedulerBench()
         bench.feed(m.CloseRequest("r", 2, finished=False))
         assert bench.feed(submission(epoch=1)) == bench.feed(submission(epoch=2)) == []

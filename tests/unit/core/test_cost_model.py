@@ -37,7 +37,6 @@ def test_pairs_of_parts_add_up_to_those_of_the_whole() -> None:
 
 
 def test_a_linear_cost_is_a_sum() -> None:
-    """A linear cost is the sum of each part of the shape times its price."""
     cost = LinearIterationCost(1.0, 0.1, 0.01, 0.2, 0.001)
     assert cost.iteration_s(BatchShape(10, 50.0, 3, 100)) == pytest.approx(1 + 1 + 0.5 + 0.6 + 0.1)
 
@@ -82,7 +81,6 @@ def test_a_published_mixed_iteration_is_its_tokens_times_a_factor() -> None:
 
 
 def test_a_transfer_takes_latency_and_bytes() -> None:
-    """A transfer takes the latency and the bytes' time, and an empty one takes none."""
     link = LinkCost(0.5, 100.0)
     assert (link.transfer_s(50), link.transfer_s(0)) == (1.0, 0.0)
 
@@ -106,10 +104,6 @@ def test_a_table_that_is_none_is_refused(at: tuple[float, ...], seconds: tuple[f
 def test_costs_below_nothing_are_refused() -> None:
     """Costs below 0 would let time run backwards."""
     with pytest.raises(ValueError, match="less than 0 s"):
-        LinearIterationCost(0.0, 0.0, 0.0, -1.0, 0.0)
-    with pytest.raises(ValueError, match="less than 0 s"):
         TableIterationCost(PROMPT, DECODE, -1.0)
     with pytest.raises(ValueError, match="prompts alone"):
         TableIterationCost(PROMPT, DECODE, mixed_factor=0.9)
-    with pytest.raises(ValueError, match="link"):
-        LinkCost(0.0, 0.0)

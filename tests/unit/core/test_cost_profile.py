@@ -16,14 +16,7 @@ from spotwise.core.costs.cost_model import (
     PiecewiseLinear,
     TableIterationCost,
 )
-from spotwise.core.costs.cost_profile import (
-    BUILT_IN,
-    RANGES,
-    CostProfile,
-    MeasuredRange,
-    TimeBeyond,
-    at_speed,
-)
+from spotwise.core.costs.cost_profile import BUILT_IN, RANGES, CostProfile, MeasuredRange, TimeBeyond, at_speed
 
 TABLE = TableIterationCost(
     prompt=PiecewiseLinear((1, 512, 2048), (0.01, 0.05, 0.2)),
@@ -70,7 +63,6 @@ def test_a_speed_divides_the_time(mixed_factor: float | None) -> None:
 
 
 def test_a_profile_needs_room_for_kv() -> None:
-    """A profile needs KV memory for one token at least, of one byte at least."""
     link = LinkCost(0.0, 1.0)
     for kv_bytes, kv_tokens in ((0, 1), (1, 0)):
         with pytest.raises(ValueError, match="at least 1"):

@@ -60,13 +60,19 @@ class Bench(GatewayBench):
         self.feed(m.Tick(), seconds)
 
 
+@pytest.fixture
+def bench() -> Bench:
+    """One request, submitted."""
+    made = Bench()
+    made.open(workers=None)
+    return made
+
+
 class TestFruitless:
     """Attempts that workers give back."""
 
-    def test_a_pair_that_always_fails_after_the_first_token_ends_after_five_attempts(self) -> None:
+    def test_a_pair_that_always_fails_after_the_first_token_ends_after_five_attempts(self, bench: Bench) -> None:
         """One token an attempt is no progress; each attempt avoids what the ones before failed of."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(MAX_FRUITLESS):
             attempt = bench.place("r", "p", f"t{number}")
             assert attempt.avoid == tuple(("p", f"t{earlier}") for earlier in range(number))
@@ -77,10 +83,8 @@ class TestFruitless:
         assert failure.code == g.FAIL_NOT_RECOVERED
         assert failure.message == "the request made no progress in 5 attempts: the KV hand-off failed"
 
-    def test_an_attempt_that_makes_progress_starts_the_count_anew(self) -> None:
+    def test_an_attempt_that_makes_progress_starts_the_count_anew(self, bench: Bench) -> None:
         """A long request may lose many attempts in its life."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(20):
             attempt = bench.place("r", "p", "t")
             bench.bring(attempt, PROGRESS_TOKENS if number % 3 == 2 else 1, "p")
@@ -88,20 +92,16 @@ class TestFruitless:
             bench.pause()
         assert bench.failures == {}
 
-    def test_attempts_that_end_without_anybodys_fault_do_not_count(self) -> None:
+    def test_attempts_that_end_without_anybodys_fault_do_not_count(self, bench: Bench) -> None:
         """A worker that has to leave gives back all it has, again and again."""
-        bench = Bench()
-        bench.open(workers=None)
         for _ in range(20):
             attempt = bench.place("r", "p", "t")
             bench.give_back(attempt, reason="the worker had to leave")
             bench.pause()
         assert bench.failures == {}
 
-    def test_at_most_eight_are_avoided(self) -> None:
+    def test_at_most_eight_are_avoided(self, bench: Bench) -> None:
         """At most the last eight pairs are avoided, which bounds the size of a submission."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(12):
             attempt = bench.place("r", "p", f"t{number}")
             bench.bring(attempt, PROGRESS_TOKENS, f"t{number}")
@@ -139,10 +139,8 @@ class TestFelled:
             bench.pause()
         assert [failure.code for failure in bench.failures.values()] == ([g.FAIL_FELLS_WORKERS] if given_up else [])
 
-    def test_workers_lost_by_a_request_that_makes_progress_are_nobodys_fault(self) -> None:
+    def test_workers_lost_by_a_request_that_makes_progress_are_nobodys_fault(self, bench: Bench) -> None:
         """On machines that come and go without notice, a long request outlives any number of them."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(20):
             bench.worker(f"w{number}")
             attempt = bench.place("r", f"w{number}")
@@ -151,10 +149,8 @@ class TestFelled:
             bench.pause()
         assert bench.failures == {}
 
-    def test_one_that_was_only_silent_was_not_felled(self) -> None:
+    def test_one_that_was_only_silent_was_not_felled(self, bench: Bench) -> None:
         """The worker returns as the same process: only the broker or this gateway was suspended."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(6):
             bench.worker(f"w{number}")
             bench.place("r", f"w{number}")
@@ -163,9 +159,7 @@ class TestFelled:
             bench.pause()
         assert bench.failures == {}
 
-    def test_the_ledger_names_each_worker(self) -> None:
-        bench = Bench()
-        bench.open(workers=None)
+    def test_the_ledger_names_each_worker(self, bench: Bench) -> None:
         lost = []
         for number in range(3):
             bench.worker(f"w{number}")
@@ -176,9 +170,7 @@ class TestFelled:
         assert lost == [f"token_worker w{number} silent for 2 s" for number in range(3)]
         assert list(bench.failures) == ["r"]
 
-    def test_engines_that_fail_with_it_alone_count_as_workers(self) -> None:
-        bench = Bench()
-        bench.open(workers=None)
+    def test_engines_that_fail_with_it_alone_count_as_workers(self, bench: Bench) -> None:
         for number in range(2):
             bench.give_back(bench.place("r", f"w{number}"), f"w{number}")
             bench.pause()
@@ -187,20 +179,16 @@ class TestFelled:
         self.lose(bench, "w2", "restarts")
         assert bench.failures["r"].code == g.FAIL_FELLS_WORKERS
 
-    def test_an_engine_that_fails_again_is_no_second_worker(self) -> None:
+    def test_an_engine_that_fails_again_is_no_second_worker(self, bench: Bench) -> None:
         """With only one worker, which may be at fault, the request is given up for lack of progress."""
-        bench = Bench()
-        bench.open(workers=None)
         for _ in range(MAX_FRUITLESS):
             assert bench.failures == {}
             bench.give_back(bench.place("r", "w"), "w", reason="the engine failed with this request alone")
             bench.pause()
         assert bench.failures["r"].code == g.FAIL_NOT_RECOVERED
 
-    def test_both_workers_of_an_attempt_are_one_loss(self) -> None:
+    def test_both_workers_of_an_attempt_are_one_loss(self, bench: Bench) -> None:
         """The two workers may have been on one machine."""
-        bench = Bench()
-        bench.open(workers=None)
         for number in range(2):
             bench.worker(f"p{number}")
             bench.worker(f"t{number}")

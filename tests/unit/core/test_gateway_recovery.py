@@ -34,12 +34,16 @@ def leave(bench: GatewayBench, member: m.Member) -> list[g.GatewayCommand]:
     return bench.feed(replace(member, state=m.MemberState.LEFT))
 
 
+@pytest.fixture
+def bench() -> GatewayBench:
+    return bench_with_members()
+
+
 class TestNextAttempt:
     """The next attempt carries the tokens committed so far."""
 
-    def test_a_retryable_error_is_followed_at_once(self) -> None:
+    def test_a_retryable_error_is_followed_at_once(self, bench: GatewayBench) -> None:
         """A retryable error leads at once to an attempt of a higher epoch with its own stream, and to a ledger line."""
-        bench = bench_with_members()
         bench.tokens((0, 50))
         bench.tokens((1, 51))
         commands = bench.error(index=2)
@@ -47,26 +51,23 @@ class TestNextAttempt:
         assert ledger(commands, "attempt_lost") == [{"reason": "broken", "tokens": 2}]
         assert delivered(bench.tokens((2, 52), stream=2)) == [52]
 
-    def test_streams_of_earlier_attempts_are_ignored(self) -> None:
+    def test_streams_of_earlier_attempts_are_ignored(self, bench: GatewayBench) -> None:
         """Workers of an earlier attempt may not have received its cancellation yet."""
-        bench = bench_with_members()
         bench.tokens((0, 50))
         bench.error()
         assert bench.tokens((1, 99), stream=1) == []
         assert bench.error(stream=1) == []
         assert delivered(bench.tokens((1, 51), stream=2)) == [51]
 
-    def test_tokens_that_waited_for_an_earlier_one_are_not_committed(self) -> None:
+    def test_tokens_that_waited_for_an_earlier_one_are_not_committed(self, bench: GatewayBench) -> None:
         """The next attempt computes them again."""
-        bench = bench_with_members()
         bench.tokens((1, 51))
         assert submitted(bench.error(index=2)) == [(2, 2, ())]
         assert delivered(bench.tokens((0, 50), stream=2)) == [50]
         assert delivered(bench.tokens((1, 51), stream=2)) == [51]
 
-    def test_attempts_are_counted_in_the_ledger(self) -> None:
+    def test_attempts_are_counted_in_the_ledger(self, bench: GatewayBench) -> None:
         """Times run from the request's arrival whatever it went through."""
-        bench = bench_with_members()
         bench.error(after_s=1.0)
         (facts,) = ledger(bench.tokens((0, 50), stream=2, finish=FinishReason.STOP, after_s=1.0), "completed")
         assert (facts["attempts"], facts["ttft_s"]) == (2, pytest.approx(2.0))
@@ -75,8 +76,7 @@ class TestNextAttempt:
 class TestRetries:
     """A later attempt that finds no worker is repeated, for a while."""
 
-    def test_a_rejected_later_attempt_is_repeated_after_a_pause(self) -> None:
-        bench = bench_with_members()
+    def test_a_rejected_later_attempt_is_repeated_after_a_pause(self, bench: GatewayBench) -> None:
         bench.tokens((0, 50))
         bench.error()
         assert submitted(bench.rejected(epoch=2, after_s=0.1)) == []
@@ -85,9 +85,7 @@ class TestRetries:
         assert submitted(bench.tick(after_s=0.6)) == []
 
     @pytest.mark.parametrize("code", [code for code in m.RejectCode if code not in FINAL])
-    def test_after_recovery_s_it_fails(self, code: m.RejectCode) -> None:
-        """After `recovery_s` the request fails with the last reason in its message."""
-        bench = bench_with_members()
+    def test_after_recovery_s_it_fails(self, code: m.RejectCode, bench: GatewayBench) -> None:
         bench.error()
         epoch = 2
         for _ in range(30):
@@ -102,9 +100,8 @@ class TestRetries:
         assert 10.0 <= bench.now - 1000.0 < 11.0
         assert bench.role.open_requests == 0
 
-    def test_only_the_first_retry_is_immediate(self) -> None:
+    def test_only_the_first_retry_is_immediate(self, bench: GatewayBench) -> None:
         """Further lost attempts are repeated after a pause each, even if all are lost within one instant."""
-        bench = bench_with_members()
         assert submitted(bench.error()) == [(2, 2, ())]
         commands = bench.error(stream=2)
         assert submitted(commands) == []
@@ -112,16 +109,14 @@ class TestRetries:
         assert submitted(bench.tick(after_s=0.4)) == []
         assert submitted(bench.tick(after_s=0.2)) == [(3, 3, ())]
 
-    def test_a_submission_that_fails_later_is_repeated(self) -> None:
+    def test_a_submission_that_fails_later_is_repeated(self, bench: GatewayBench) -> None:
         """A scheduler may be starting anew."""
-        bench = bench_with_members()
         bench.error()
         assert only(bench.feed(g.SubmitFailed("r", 2, "no scheduler"), after_s=0.1), g.Fail) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 3, ())]
 
-    def test_time_in_which_an_attempt_is_held_is_no_recovery_time(self) -> None:
+    def test_time_in_which_an_attempt_is_held_is_no_recovery_time(self, bench: GatewayBench) -> None:
         """Two losses far apart are two pauses: in between, a scheduler or workers had the attempt."""
-        bench = bench_with_members()
         bench.role.membership.timeout_s = 1e9  # this test lets minutes pass between heartbeats
         bench.error()
         bench.feed(m.RequestAccepted("r", 2), after_s=4.0)
@@ -131,9 +126,8 @@ class TestRetries:
         bench.tick(after_s=0.5)
         assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
 
-    def test_a_scheduler_that_takes_over_does_not_start_the_recovery_time_anew(self) -> None:
+    def test_a_scheduler_that_takes_over_does_not_start_the_recovery_time_anew(self, bench: GatewayBench) -> None:
         """Nor does the time count in which the one before it had the attempt."""
-        bench = bench_with_members()
         bench.role.membership.timeout_s = 1e9
         bench.error()
         bench.feed(m.RequestAccepted("r", 2), after_s=4.0)
@@ -143,9 +137,8 @@ class TestRetries:
         bench.tick(after_s=0.5)
         assert only(bench.rejected(epoch=4), g.Fail)[0].code == g.FAIL_NOT_RECOVERED
 
-    def test_a_scheduler_that_takes_over_during_a_pause_adds_nothing(self) -> None:
+    def test_a_scheduler_that_takes_over_during_a_pause_adds_nothing(self, bench: GatewayBench) -> None:
         """The attempt was lost before: for how long it was held counts once."""
-        bench = bench_with_members()
         bench.role.membership.timeout_s = 1e9
         bench.feed(replace(SCHEDULER, term=1))
         bench.error()
@@ -191,9 +184,8 @@ class TestRetries:
         (third,) = only(bench.error(stream=2), g.SubmitAttempt)
         assert [each.recovering for each in (first, second, third)] == [False, False, True]
 
-    def test_what_fits_no_worker_for_a_while_is_tried_again(self) -> None:
+    def test_what_fits_no_worker_for_a_while_is_tried_again(self, bench: GatewayBench) -> None:
         """The worker that held it is gone, and no other is large enough yet; for a new request that is final."""
-        bench = bench_with_members()
         bench.error()
         assert only(bench.rejected(epoch=2, code=m.RejectCode.NEVER_FITS), g.Fail) == []
         (again,) = only(bench.tick(after_s=0.5), g.SubmitAttempt)
@@ -214,16 +206,14 @@ class TestRetries:
         (failed,) = only(bench.rejected(epoch=21, code=m.RejectCode.BOUND_TOO_LARGE, after_s=0.5), g.Fail)
         assert failed.code == g.FAIL_NOT_RECOVERED
 
-    def test_a_token_starts_the_recovery_time_anew(self) -> None:
+    def test_a_token_starts_the_recovery_time_anew(self, bench: GatewayBench) -> None:
         """An attempt that got on was a recovery."""
-        bench = bench_with_members()
         bench.error()
         bench.tokens((0, 50), stream=2, after_s=9.0)
         commands = bench.error(stream=2, after_s=9.0)
         assert submitted(commands) == [(3, 3, (50,))]
 
-    def test_tokens_of_a_lost_attempt_are_ignored_during_the_pause(self) -> None:
-        bench = bench_with_members()
+    def test_tokens_of_a_lost_attempt_are_ignored_during_the_pause(self, bench: GatewayBench) -> None:
         bench.error()
         bench.rejected(epoch=2, after_s=0.1)
         assert bench.tokens((0, 99), stream=2) == []
@@ -234,15 +224,13 @@ class TestLostWorkers:
 
     @pytest.mark.parametrize("lost", [PROMPT, TOKEN], ids=["prompt", "token"])
     def test_before_the_first_token_either_worker_matters(self, lost: m.Member) -> None:
-        """Before the first token the loss of either worker ends the attempt, with the worker's name as the reason."""
         commands = leave(bench := bench_with_members(), lost)
         assert submitted(commands) == [(2, 2, ())]
         assert lost.id in ledger(commands, "attempt_lost")[0]["reason"]
         assert bench.role.open_requests == 1
 
-    def test_the_prompt_worker_matters_until_the_token_worker_speaks(self) -> None:
+    def test_the_prompt_worker_matters_until_the_token_worker_speaks(self, bench: GatewayBench) -> None:
         """The prompt worker's first token is not the end of its part, since the KV may still be in transfer."""
-        bench = bench_with_members()
         bench.tokens((0, 50), worker="p")
         assert submitted(leave(bench, PROMPT)) == [(2, 2, (50,))]
 
@@ -257,8 +245,7 @@ class TestLostWorkers:
             assert leave(bench, PROMPT) == []
             assert len(submitted(leave(bench, TOKEN))) == 1
 
-    def test_silence_is_a_loss(self) -> None:
-        bench = bench_with_members()
+    def test_silence_is_a_loss(self, bench: GatewayBench) -> None:
         bench.feed(PROMPT, after_s=1.5)
         commands = bench.tick(after_s=1.0)
         assert submitted(commands) == [(2, 2, ())]
@@ -274,17 +261,14 @@ class TestLostWorkers:
         leave(bench, TOKEN)
         assert submitted(bench.assigned()) == [(2, 2, ())]
 
-    def test_requests_on_other_workers_continue(self) -> None:
+    def test_requests_on_other_workers_continue(self, bench: GatewayBench) -> None:
         """Requests on other workers continue, and so do those of members without heartbeats."""
-        bench = bench_with_members()
         assert leave(bench, worker_member("t2")) == []
         bench.feed(worker_member("t2"))
         assert leave(bench, worker_member("t2")) == []
         assert bench.tick() == []
 
-    def test_every_request_of_a_lost_worker_is_recovered(self) -> None:
-        """The requests of a lost worker are submitted again in the order of their arrival."""
-        bench = bench_with_members()
+    def test_every_request_of_a_lost_worker_is_recovered(self, bench: GatewayBench) -> None:
         bench.open("b")
         assert [order.choice_id for order in only(leave(bench, TOKEN), g.SubmitAttempt)] == ["r", "b"]
 
@@ -301,15 +285,13 @@ class TestLostScheduler:
         """A request to an absent scheduler gets its error on its own, so it is not retried for the loss."""
         assert leave(bench_with_members(workers=None), SCHEDULER) == []
 
-    def test_running_requests_continue(self) -> None:
+    def test_running_requests_continue(self, bench: GatewayBench) -> None:
         """Tokens do not pass through the scheduler."""
-        bench = bench_with_members()
         assert leave(bench, SCHEDULER) == []
         assert delivered(bench.tokens((0, 50))) == [50]
 
-    def test_a_loss_between_two_attempts_is_no_further_one(self) -> None:
+    def test_a_loss_between_two_attempts_is_no_further_one(self, bench: GatewayBench) -> None:
         """After an attempt was given up, further news of it changes nothing: the next one starts when it is due."""
-        bench = bench_with_members()
         bench.error()
         bench.assigned(epoch=2)
         bench.error(stream=2)
@@ -317,9 +299,8 @@ class TestLostScheduler:
             assert commands == []
         assert submitted(bench.tick(after_s=0.2)) == [(3, 3, ())]
 
-    def test_a_request_between_two_attempts_waits_for_its_pause(self) -> None:
+    def test_a_request_between_two_attempts_waits_for_its_pause(self, bench: GatewayBench) -> None:
         """A request in its pause belongs to no scheduler, so a scheduler's departure does not affect it."""
-        bench = bench_with_members()
         bench.error()
         bench.rejected(epoch=2, after_s=0.1)
         assert leave(bench, SCHEDULER) == []
@@ -328,17 +309,14 @@ class TestLostScheduler:
 class TestBroker:
     """Outages of the broker: the scheduler's messages are not numbered, the workers' are."""
 
-    def test_after_an_outage_those_start_anew_whose_workers_are_unknown(self) -> None:
+    def test_after_an_outage_those_start_anew_whose_workers_are_unknown(self, bench: GatewayBench) -> None:
         """The scheduler's word may be lost; an attempt that waits for its next try is left to it."""
-        bench = bench_with_members()
         bench.open("queued", workers=None)
         assert submitted(bench.feed(g.BusReconnected())) == [(2, 3, ())]
         assert submitted(bench.feed(g.BusReconnected())) == []
         assert submitted(bench.tick(after_s=0.6)) == [(3, 4, ())]
 
-    def test_an_assigned_attempt_continues_unless_tokens_are_missing(self) -> None:
-        """An assigned attempt continues unless a gap in its worker's batches shows that tokens are missing."""
-        bench = bench_with_members()
+    def test_an_assigned_attempt_continues_unless_tokens_are_missing(self, bench: GatewayBench) -> None:
         bench.tokens((0, 50), (1, 51))
         assert bench.feed(g.BusReconnected()) == []
         assert delivered(bench.tokens((2, 52))) == [52]
@@ -347,8 +325,7 @@ class TestBroker:
 class TestStall:
     """An attempt that brings nothing for too long counts as lost."""
 
-    def test_without_a_token_for_stall_s_the_next_attempt_follows(self) -> None:
-        bench = bench_with_members()
+    def test_without_a_token_for_stall_s_the_next_attempt_follows(self, bench: GatewayBench) -> None:
         for member in (PROMPT, TOKEN):
             bench.feed(member)
         bench.tokens((0, 50), after_s=1.0)
@@ -367,9 +344,8 @@ class TestStall:
         assert bench.tick(after_s=60.0) == []
         assert "nothing came" in ledger(bench.tick(after_s=0.1), "attempt_lost")[0]["reason"]
 
-    def test_the_next_attempt_gets_its_own_time(self) -> None:
+    def test_the_next_attempt_gets_its_own_time(self, bench: GatewayBench) -> None:
         """A second stall is longer than a recovery may take, and fails the request."""
-        bench = bench_with_members()
         bench.role.membership.timeout_s = 1e9
         assert len(submitted(bench.tick(after_s=61.0))) == 1
         assert bench.tick(after_s=60.0) == []

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
@@ -23,6 +25,14 @@ def bench_with_scheduler() -> GatewayBench:
     for member in (worker_member("p"), worker_member("t"), scheduler("s0", 5), scheduler("s1", None)):
         bench.feed(member)
     return bench
+
+
+@pytest.fixture
+def bench() -> GatewayBench:
+    """One request that is submitted."""
+    made = bench_with_scheduler()
+    made.open(workers=None)
+    return made
 
 
 def test_what_waits_is_submitted_to_the_scheduler_that_takes_over_and_nothing_else() -> None:
@@ -48,9 +58,7 @@ def test_a_former_scheduler_that_wakes_up_changes_nothing() -> None:
     assert submitted(bench.feed(scheduler("s0", 5, incarnation=2))) == []
 
 
-def test_a_standbys_end_restarts_no_request() -> None:
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
+def test_a_standbys_end_restarts_no_request(bench: GatewayBench) -> None:
     bench.feed(m.RequestAccepted("r", 1))
     assert submitted(bench.feed(replace(scheduler("s1", None), state=m.MemberState.LOST))) == []
     assert submitted(bench.feed(replace(scheduler("s0", 5), state=m.MemberState.LOST))) == [(2, 2, ())]
@@ -66,10 +74,8 @@ def test_the_first_scheduler_heard_of_may_have_accepted_requests_already() -> No
     assert [each.choice_id for each in only(commands, g.SubmitAttempt)] == ["unanswered"]
 
 
-def test_a_new_request_waits_for_a_scheduler() -> None:
+def test_a_new_request_waits_for_a_scheduler(bench: GatewayBench) -> None:
     """It is submitted again until one accepts it; the client sees no error."""
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
     assert only(bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"), after_s=0.1), g.Fail) == []
     assert submitted(bench.tick(after_s=0.2)) == []
     assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
@@ -77,35 +83,27 @@ def test_a_new_request_waits_for_a_scheduler() -> None:
     assert submitted(bench.feed(scheduler("s1", 6))) == [(3, 3, ())]
 
 
-def test_a_new_request_waits_for_as_long_as_a_submission_may_take() -> None:
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
+def test_a_new_request_waits_for_as_long_as_a_submission_may_take(bench: GatewayBench) -> None:
     (failed,) = only(bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"), after_s=5.0), g.Fail)
     assert failed.code == g.FAIL_NO_SCHEDULER
 
 
-def test_a_first_rejection_is_the_clients_though_the_submission_was_repeated() -> None:
+def test_a_first_rejection_is_the_clients_though_the_submission_was_repeated(bench: GatewayBench) -> None:
     """A full mesh answers 429, and the gateway does not try on behind the client's back."""
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
     bench.feed(scheduler("s1", 6))
     (failed,) = only(bench.rejected(epoch=2, code=m.RejectCode.MESH_FULL), g.Fail)
     assert failed.code == "mesh_full"
 
 
-def test_an_accepted_request_is_not_rejected_by_the_scheduler_that_takes_over() -> None:
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
+def test_an_accepted_request_is_not_rejected_by_the_scheduler_that_takes_over(bench: GatewayBench) -> None:
     bench.feed(m.RequestAccepted("r", 1))
     bench.feed(scheduler("s1", 6))
     assert only(bench.rejected(epoch=2, code=m.RejectCode.MESH_FULL), g.Fail) == []
     assert bench.role.open_requests == 1
 
 
-def test_a_submission_whose_reply_was_late_has_not_failed() -> None:
+def test_a_submission_whose_reply_was_late_has_not_failed(bench: GatewayBench) -> None:
     """The scheduler stood still and answered by the gateway's inbox."""
-    bench = bench_with_scheduler()
-    bench.open(workers=None)
     bench.feed(m.RequestAccepted("r", 1))
     assert bench.feed(g.SubmitFailed("r", 1, "no answer"), after_s=5.0) == []
     assert bench.role.open_requests == 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from spotwise.core.gateway import commands as g
+import pytest
+
 from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.requests.request import FinishReason
@@ -22,27 +23,25 @@ def beat(batches_sent: int, *, to: int = 0, incarnation: int = 1) -> m.Member:
     return worker_member("t", incarnation=incarnation, gateways=(m.GatewayStreams("g", to, batches_sent),))
 
 
+@pytest.fixture
+def bench() -> GatewayBench:
+    """One request, at workers `p` and `t`."""
+    made = GatewayBench()
+    made.open()
+    return made
+
+
 class TestSenders:
     """A token counts from the attempt's workers only."""
 
-    def test_another_worker_is_ignored(self) -> None:
+    def test_another_worker_is_ignored(self, bench: GatewayBench) -> None:
         """Whatever stream it names, be it a token or an ending."""
-        bench = GatewayBench()
-        bench.open()
         assert bench.feed(batch(1, (1, 0, 66), worker="stranger")) == []
         assert bench.feed(m.TokenBatch("stranger", (ERROR,), 1, 2)) == []
         assert delivered(bench.tokens((0, 50), worker="p")) == [50]
 
-    def test_the_prompt_worker_counts_after_the_token_worker(self) -> None:
-        bench = GatewayBench()
-        bench.open()
-        assert bench.tokens((1, 51)) == []
-        assert delivered(bench.tokens((0, 50), worker="p")) == [50, 51]
-
-    def test_a_scheduler_may_end_an_attempt(self) -> None:
+    def test_a_scheduler_may_end_an_attempt(self, bench: GatewayBench) -> None:
         """A scheduler's error ends an attempt although its batch has no number."""
-        bench = GatewayBench()
-        bench.open()
         assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]
 
     def test_without_the_schedulers_word_tokens_name_their_worker(self) -> None:
@@ -73,18 +72,14 @@ class TestSenders:
 class TestMissingTokens:
     """Missing tokens are noticed within a second, and only the attempts that lack them fail."""
 
-    def test_an_index_that_is_passed_over_is_lost_after_a_second(self) -> None:
-        bench = GatewayBench()
-        bench.open()
+    def test_an_index_that_is_passed_over_is_lost_after_a_second(self, bench: GatewayBench) -> None:
         bench.tokens((0, 50), (2, 52))
         assert bench.tick(after_s=0.9) == []
         commands = bench.tick(after_s=0.2)
         assert submitted(commands) == [(2, 2, (50,))]
         assert ledger(commands, "attempt_lost")[0]["reason"] == "tokens were lost on their way"
 
-    def test_one_that_comes_late_costs_nothing(self) -> None:
-        bench = GatewayBench()
-        bench.open()
+    def test_one_that_comes_late_costs_nothing(self, bench: GatewayBench) -> None:
         bench.tokens((0, 50), (2, 52), (4, 54))
         assert delivered(bench.tokens((1, 51), after_s=0.9)) == [51, 52]
         assert bench.tick(after_s=0.9) == []
@@ -99,20 +94,16 @@ class TestMissingTokens:
         bench.feed(batch(3, (1, 1, 51)))
         assert submitted(bench.tick(after_s=1.1)) == [(2, 4, (60,))]
 
-    def test_a_last_batch_is_missed_by_its_workers_count(self) -> None:
+    def test_a_last_batch_is_missed_by_its_workers_count(self, bench: GatewayBench) -> None:
         """No token follows the last batch: its loss shows only in the heartbeats' count, which may overtake it."""
-        bench = GatewayBench()
-        bench.open()
         bench.feed(batch(1, (1, 0, 50)))
         for _ in range(5):
             assert submitted(bench.feed(beat(2), after_s=0.19)) == []
         assert bench.tick() == []
         assert submitted(bench.tick(after_s=0.3)) == [(2, 2, (50,))]
 
-    def test_a_lost_batch_costs_the_next_attempt_nothing(self) -> None:
+    def test_a_lost_batch_costs_the_next_attempt_nothing(self, bench: GatewayBench) -> None:
         """Though it is at the same worker: what was lost was the last attempt's."""
-        bench = GatewayBench()
-        bench.open()
         bench.feed(batch(1))
         bench.feed(batch(3))
         assert submitted(bench.feed(m.TokenBatch("s", (ERROR,)))) == [(2, 2, ())]
@@ -120,10 +111,8 @@ class TestMissingTokens:
         bench.assigned(epoch=2)
         assert bench.tick(after_s=1.5) == []
 
-    def test_a_last_batch_is_missed_once(self) -> None:
+    def test_a_last_batch_is_missed_once(self, bench: GatewayBench) -> None:
         """Heartbeats count it ever after; the next attempt, at the same worker, lacks nothing."""
-        bench = GatewayBench()
-        bench.open()
         bench.feed(batch(1, (1, 0, 50)))
         bench.feed(beat(2))
         assert submitted(bench.tick(after_s=1.1)) == [(2, 2, (50,))]
@@ -132,26 +121,19 @@ class TestMissingTokens:
         for _ in range(10):
             assert submitted([*bench.feed(beat(2), after_s=0.3), *bench.tick()]) == []
 
-    def test_counts_of_what_came_or_was_meant_for_others_cost_nothing(self) -> None:
+    def test_counts_of_what_came_or_was_meant_for_others_cost_nothing(self, bench: GatewayBench) -> None:
         """The gateway before this one, and a late word of the worker before this one."""
-        bench = GatewayBench()
-        bench.open()
         bench.feed(batch(1, (1, 0, 50), incarnation=2))
         for heartbeat in (beat(1, incarnation=2), beat(9, to=4, incarnation=2), beat(9, incarnation=1)):
             bench.feed(heartbeat)
         assert bench.tick(after_s=1.5) == []
 
-    def test_a_batch_that_overtakes_its_count_closes_the_gap(self) -> None:
-        bench = GatewayBench()
-        bench.open()
+    def test_a_batch_that_overtakes_its_count_closes_the_gap(self, bench: GatewayBench) -> None:
         bench.feed(beat(1))
         bench.feed(batch(1, (1, 0, 50)), after_s=0.5)
         assert bench.tick(after_s=0.9) == []
 
-    def test_a_worker_that_forgot_the_gateway_counts_from_one(self) -> None:
-        """A worker that counts from 1 again leaves no gap."""
-        bench = GatewayBench()
-        bench.open()
+    def test_a_worker_that_forgot_the_gateway_counts_from_one(self, bench: GatewayBench) -> None:
         bench.feed(batch(1, (1, 0, 50)))
         bench.feed(batch(2, (1, 1, 51)))
         bench.feed(batch(1, (1, 2, 52)))
@@ -179,10 +161,3 @@ class TestTimeAway:
         assert bench.feed(m.Tick(away_s=100.0), after_s=100.0) == []
         assert bench.tick(after_s=1.9) == []
         assert submitted(bench.tick(after_s=0.2)) == [(2, 2, ())]
-
-    def test_a_request_that_is_closed_stays_closed(self) -> None:
-        """A request closed before the gateway's suspension is not submitted after it."""
-        bench = GatewayBench()
-        bench.open()
-        bench.feed(g.RequestClosed("r"))
-        assert bench.feed(m.Tick(away_s=9.0), after_s=9.0) == []

@@ -11,39 +11,38 @@ from tests.unit.core.builders import ledger, only
 from tests.unit.core.gateway_bench import GatewayBench, delivered, spoken, submitted
 
 
+@pytest.fixture
+def bench() -> GatewayBench:
+    return GatewayBench()
+
+
 class TestBeginning:
     """A request becomes an attempt, and the client is notified when it is accepted."""
 
-    def test_a_request_is_submitted_as_its_first_attempt(self) -> None:
-        """A request is submitted as attempt 1, and each attempt has a stream of its own."""
-        bench = GatewayBench()
+    def test_a_request_is_submitted_as_its_first_attempt(self, bench: GatewayBench) -> None:
         assert bench.open("a", workers=None) == [g.SubmitAttempt("a", 1, 1, ())]
         assert bench.open("b", workers=None) == [g.SubmitAttempt("b", 1, 2, ())]
         assert bench.role.open_requests == 2
 
-    def test_the_client_is_accepted_once_its_workers_are_found(self) -> None:
+    def test_the_client_is_accepted_once_its_workers_are_found(self, bench: GatewayBench) -> None:
         """A place in the queue is no promise; a second message changes nothing."""
-        bench = GatewayBench()
         bench.open(workers=None)
         assert bench.feed(m.RequestAccepted("r", 1)) == []
         assert bench.assigned() == [g.Accept("r")]
         assert bench.assigned() == []
 
-    def test_later_attempts_are_not_accepted_again(self) -> None:
-        bench = GatewayBench()
+    def test_later_attempts_are_not_accepted_again(self, bench: GatewayBench) -> None:
         bench.open()
         bench.error()
         assert bench.assigned(epoch=2) == []
 
-    def test_a_token_that_overtook_the_assignment_replaces_it(self) -> None:
+    def test_a_token_that_overtook_the_assignment_replaces_it(self, bench: GatewayBench) -> None:
         """The client has seen that it is served."""
-        bench = GatewayBench()
         bench.open(workers=None)
         bench.tokens((0, 50), worker="p")
         assert bench.assigned() == []
 
-    def test_news_of_another_attempt_or_of_an_unknown_request_is_ignored(self) -> None:
-        bench = GatewayBench()
+    def test_news_of_another_attempt_or_of_an_unknown_request_is_ignored(self, bench: GatewayBench) -> None:
         bench.open(workers=None)
         assert bench.feed(m.RequestAccepted("r", 2)) == []
         assert bench.feed(m.RequestAccepted("unknown", 1)) == []
@@ -54,16 +53,14 @@ class TestBeginning:
 class TestOrder:
     """Indexes 0, 1, 2, ... without gap or repeat."""
 
-    def test_tokens_are_handed_on_as_they_come(self) -> None:
-        bench = GatewayBench()
+    def test_tokens_are_handed_on_as_they_come(self, bench: GatewayBench) -> None:
         bench.open()
         (first,) = only(bench.tokens((0, 50)), g.Deliver)
         assert (first.choice_id, first.tokens, first.finish_reason) == ("r", (m.TokenDelta(1, 0, 50),), None)
         assert delivered(bench.tokens((1, 51))) == [51]
 
-    def test_tokens_that_overtook_the_first_wait_for_it(self) -> None:
+    def test_tokens_that_overtook_the_first_wait_for_it(self, bench: GatewayBench) -> None:
         """The token worker's message may be faster than the prompt worker's; then all come at once."""
-        bench = GatewayBench()
         bench.open()
         assert bench.tokens((2, 52)) == []
         assert bench.tokens((1, 51)) == []
@@ -71,8 +68,7 @@ class TestOrder:
         assert [delta.token_id for delta in delivery.tokens] == [50, 51, 52]
         assert delivered(bench.tokens((3, 53))) == [53]
 
-    def test_an_end_that_overtook_waits_too(self) -> None:
-        bench = GatewayBench()
+    def test_an_end_that_overtook_waits_too(self, bench: GatewayBench) -> None:
         bench.open()
         assert bench.tokens((1, 51), finish=FinishReason.LENGTH) == []
         commands = bench.tokens((0, 50), worker="p")
@@ -80,8 +76,7 @@ class TestOrder:
         assert only(commands, g.Deliver)[0].finish_reason is FinishReason.LENGTH
         assert bench.role.open_requests == 0
 
-    def test_duplicates_change_nothing(self) -> None:
-        bench = GatewayBench()
+    def test_duplicates_change_nothing(self, bench: GatewayBench) -> None:
         bench.open()
         bench.tokens((0, 50))
         assert bench.tokens((0, 50)) == []
@@ -89,9 +84,8 @@ class TestOrder:
         assert bench.tokens((2, 52)) == []
         assert delivered(bench.tokens((1, 51))) == [51, 52]
 
-    def test_one_message_may_serve_several_requests(self) -> None:
+    def test_one_message_may_serve_several_requests(self, bench: GatewayBench) -> None:
         """Each request of a batch has its own delivery, in the order of the message; an unknown stream is ignored."""
-        bench = GatewayBench()
         bench.open("a")
         bench.open("b")
         batch = m.TokenBatch("t", (m.TokenDelta(2, 0, 60), m.TokenDelta(1, 0, 50), m.TokenDelta(99, 0, 70)))
@@ -101,8 +95,7 @@ class TestOrder:
             ("a", 1),
         ]
 
-    def test_an_ending_without_a_token_that_is_no_error_delivers_nothing(self) -> None:
-        bench = GatewayBench()
+    def test_an_ending_without_a_token_that_is_no_error_delivers_nothing(self, bench: GatewayBench) -> None:
         bench.open()
         assert bench.feed(m.TokenBatch("t", (m.TokenDelta(1, 0, None, FinishReason.ABORT),))) == []
         assert bench.role.open_requests == 1
@@ -114,9 +107,8 @@ class TestEnds:
     @pytest.mark.parametrize(
         ("reason", "finish"), [(FinishReason.STOP, "stopped"), (FinishReason.LENGTH, "length")], ids=str
     )
-    def test_the_last_token_ends_it(self, reason: FinishReason, finish: str) -> None:
+    def test_the_last_token_ends_it(self, reason: FinishReason, finish: str, bench: GatewayBench) -> None:
         """The last token closes the request as finished, so that no member has to cancel anything."""
-        bench = GatewayBench()
         bench.open()
         bench.tokens((0, 50), after_s=2.0)
         bench.tokens((1, 51), after_s=0.5)
@@ -135,9 +127,7 @@ class TestEnds:
         }
         assert bench.role.open_requests == 0
 
-    def test_a_single_token_has_no_time_per_further_token(self) -> None:
-        """A single token has no time per output token, and a request without tokens has no time to first token."""
-        bench = GatewayBench()
+    def test_a_single_token_has_no_time_per_further_token(self, bench: GatewayBench) -> None:
         bench.open("a")
         (facts,) = ledger(bench.tokens((0, 50), finish=FinishReason.STOP), "completed")
         assert "ttft_s" in facts
@@ -147,9 +137,8 @@ class TestEnds:
         assert "ttft_s" not in facts
         assert facts["finish"] == "aborted"
 
-    def test_nothing_is_delivered_after_the_end(self) -> None:
+    def test_nothing_is_delivered_after_the_end(self, bench: GatewayBench) -> None:
         """No token after the last is delivered, not even of the same message."""
-        bench = GatewayBench()
         bench.open()
         last = m.TokenDelta(1, 0, 50, FinishReason.STOP)
         commands = bench.feed(m.TokenBatch("t", (last, m.TokenDelta(1, 1, 51))))
@@ -175,8 +164,7 @@ class TestEnds:
         bench.error()
         assert only(bench.feed(g.RequestClosed("r")), g.CloseAttempts)[0].order == m.CloseRequest("r", 2, False)
 
-    def test_an_error_that_no_attempt_would_escape_fails_the_request(self) -> None:
-        bench = GatewayBench()
+    def test_an_error_that_no_attempt_would_escape_fails_the_request(self, bench: GatewayBench) -> None:
         bench.open()
         bench.tokens((0, 50))
         commands = bench.error(retryable=False, index=1)
@@ -188,30 +176,24 @@ class TestEnds:
         assert (facts["finish"], facts["output_tokens"]) == ("error", 1)
 
     @pytest.mark.parametrize("code", [code for code in m.RejectCode if code is not m.RejectCode.BOUND_TOO_LARGE])
-    def test_a_rejected_first_attempt_fails_with_its_code(self, code: m.RejectCode) -> None:
+    def test_a_rejected_first_attempt_fails_with_its_code(self, code: m.RejectCode, bench: GatewayBench) -> None:
         """A rejected first attempt fails with the scheduler's code and the time to retry after; a bound is sized anew."""
-        bench = GatewayBench()
         bench.open(workers=None)
         commands = bench.rejected(code=code)
         assert spoken(commands) == [g.Fail("r", code.value, "no room", 1.5), g.DeleteRecord("r")]
         assert bench.role.open_requests == 0
 
-    def test_without_a_scheduler_the_first_attempt_fails(self) -> None:
-        """Without a scheduler the first attempt fails, and the client may retry after a second."""
-        bench = GatewayBench()
+    def test_without_a_scheduler_the_first_attempt_fails(self, bench: GatewayBench) -> None:
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "no scheduler listens"))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_NO_SCHEDULER, "no scheduler listens", 1.0)
 
-    def test_without_a_store_it_fails_with_a_code_of_its_own(self) -> None:
-        bench = GatewayBench()
+    def test_without_a_store_it_fails_with_a_code_of_its_own(self, bench: GatewayBench) -> None:
         bench.open(workers=None)
         commands = bench.feed(g.SubmitFailed("r", 1, "no answer", store_is_away=True))
         assert spoken(commands)[0] == g.Fail("r", g.FAIL_STORE, "no answer", 1.0)
 
-    def test_news_of_earlier_attempts_ends_nothing(self) -> None:
-        """Rejections and failures of earlier attempts do not affect the current one."""
-        bench = GatewayBench()
+    def test_news_of_earlier_attempts_ends_nothing(self, bench: GatewayBench) -> None:
         bench.open()
         bench.error()
         assert bench.rejected(epoch=1) == []

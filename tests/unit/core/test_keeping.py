@@ -9,6 +9,7 @@ import pytest
 from spotwise.core.gateway import keeping as k
 from spotwise.core.gateway.commands import FAIL_TAKEN
 from spotwise.core.gateway.kept_request import CANCELLED, FINISHED, KeptEnding, KeptRequest, KeptState, owner_of
+from tests.unit.core.builders import one
 
 RESUME_S, KEPT_S = 30.0, 600.0
 TURN = k.Turn("r", owner_of("g/1"))
@@ -90,8 +91,7 @@ def test_a_gateway_that_leaves_hands_on_what_it_would_cancel() -> None:
     assert bench.feed(k.ChoicesEnded(TURN, CANCELLED, is_leaving=True)) == [k.SaveTokens(TURN)]
     assert not bench.role.owns(TURN)
     bench = Bench(is_resumable=False)
-    (store,) = bench.feed(k.ChoicesEnded(TURN, FINISHED, is_leaving=True))
-    assert isinstance(store, k.StoreEnding)
+    assert one(bench.feed(k.ChoicesEnded(TURN, FINISHED, is_leaving=True)), k.StoreEnding)
 
 
 @pytest.mark.parametrize("lost", [k.RequestLost(TURN), k.ChoicesEnded(TURN, TAKEN)], ids=["told", "refused"])

@@ -75,7 +75,6 @@ def test_a_small_chunk_waits_for_the_next_layer_of_its_blocks() -> None:
 
 
 def test_a_chunk_that_can_hold_no_further_layer_does_not_wait() -> None:
-    """A chunk that cannot hold another layer is sent even below `least_bytes`."""
     stream = KvStream(4, 2, cell_bytes=10, chunk_bytes=20, least_bytes=1000)
     stream.wrote(1, 2)
     assert chunks(stream) == [(0, 1, 0, 2)]

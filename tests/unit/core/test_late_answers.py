@@ -7,7 +7,7 @@ from typing import Any
 from spotwise.core.messages import mesh as m
 from spotwise.core.scheduler.role import SchedulerLimits
 from spotwise.core.worker import commands as c
-from tests.unit.core.builders import only, sent, worker_member
+from tests.unit.core.builders import one, only, sent, worker_member
 from tests.unit.core.scheduler_bench import SchedulerBench, submission
 from tests.unit.core.worker.bench import WorkerBench, deltas
 
@@ -27,10 +27,8 @@ def assert_one_prefill_into_a_valid_reservation(scheduler: SchedulerBench, inbox
     assert scheduler.feed(first) == []
     assert scheduler.feed(second) == []
     assert worker.load("r") == [c.DropSequence("r@1")]
-    (order,) = sent(scheduler.feed(WORKER), "w")
-    assert isinstance(order, m.ReserveKv)
-    (third,) = sent(worker.feed(order), "s")
-    assert isinstance(third, m.KvReserved)
+    order = one(sent(scheduler.feed(WORKER), "w"), m.ReserveKv)
+    third = one(sent(worker.feed(order), "s"), m.KvReserved)
     started = scheduler.feed(third)
     assert [start.target for start in only(started, m.StartPrefill)] == [third.target]
     assert only(started, m.RequestAssigned) == [m.RequestAssigned("r", 1, "p", "w")]

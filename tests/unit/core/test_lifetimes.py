@@ -39,7 +39,6 @@ def test_lengths_that_may_be_are_averaged() -> None:
 
 
 def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is_low() -> None:
-    """With interruptions that cost 20 s, long requests rank old instances first, short ones the least loaded."""
     places = [Place("young", 0.0, HAZARD, 0.0), Place("old", 600.0, HAZARD, 0.5), Place("stays", 0.0, None, 1.0)]
     assert in_order(places, 1.0, 20.0) == ["young", "old", "stays"]
     assert in_order(places, 60.0, 20.0) == ["old", "stays", "young"]
@@ -47,13 +46,8 @@ def test_long_requests_go_where_instances_live_long_and_short_ones_where_load_is
 
 
 def test_the_cost_is_chance_times_interruption_and_load() -> None:
-    """The expected cost is the chance times the interruption's seconds, plus the load's seconds."""
     place = Place("young", 0.0, HAZARD, 2.0)
     assert expected_cost_s(place, [100.0], 10.0) == pytest.approx(10 * (1 - math.exp(-0.1)) + 2.0)
-
-
-def test_of_equals_the_earlier_is_first() -> None:
-    assert in_order([Place("b", 0.0, HAZARD, 1.0), Place("a", 0.0, HAZARD, 1.0)], 5.0, 9.0) == ["b", "a"]
 
 
 def test_a_request_of_no_length_is_refused() -> None:
@@ -61,20 +55,6 @@ def test_a_request_of_no_length_is_refused() -> None:
         interruption_chance(Place("a", 0.0, None, 0.0), [])
     with pytest.raises(ValueError, match="at least one place"):
         cheapest([], [1.0], 1.0)
-
-
-@given(
-    st.lists(st.tuples(st.floats(0, 5_000), st.floats(0, 30)), min_size=1, max_size=8),
-    st.floats(0, 2_000),
-    st.floats(0, 100),
-)
-def test_where_all_go_alike_the_order_is_by_load(
-    seen: list[tuple[float, float]], remaining_s: float, interruption_s: float
-) -> None:
-    """A hazard without age gives all instances the same order, so the load decides."""
-    constant = PiecewiseHazard((0.0,), (0.001,))
-    places = [Place(f"i{i}", age_s, constant, round(load_s, 3)) for i, (age_s, load_s) in enumerate(seen)]
-    assert cheapest(places, [remaining_s], interruption_s).load_s == min(place.load_s for place in places)
 
 
 @given(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotwise.core.membership.membership import FORGOTTEN_AFTER_S, MemberJoined, MemberLost, Membership
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool
 from tests.unit.core.builders import plain_member, worker_member
@@ -12,17 +14,20 @@ GATEWAY = plain_member("g", MemberKind.GATEWAY)
 TIMEOUT_S = 2.0
 
 
-def test_the_first_heartbeat_joins_and_later_ones_renew() -> None:
+@pytest.fixture
+def members() -> Membership:
+    return Membership(TIMEOUT_S)
+
+
+def test_the_first_heartbeat_joins_and_later_ones_renew(members: Membership) -> None:
     """A member joins once; its newest report replaces the one before."""
-    members = Membership(TIMEOUT_S)
     busier = replace(GATEWAY, state=MemberState.DRAINING)
     assert members.observe(GATEWAY, 0.0) == [MemberJoined(GATEWAY)]
     assert members.observe(busier, 1.0) == []
     assert members.get("g") is busier
 
 
-def test_silence_longer_than_the_timeout_loses_a_member_once() -> None:
-    members = Membership(TIMEOUT_S)
+def test_silence_longer_than_the_timeout_loses_a_member_once(members: Membership) -> None:
     members.observe(GATEWAY, 0.0)
     assert members.expire(2.0) == []
     assert members.expire(2.1) == [MemberLost(GATEWAY, "silent for 2 s")]
@@ -30,25 +35,22 @@ def test_silence_longer_than_the_timeout_loses_a_member_once() -> None:
     assert members.expire(9.0) == []
 
 
-def test_a_silent_member_that_reports_again_joins_again() -> None:
+def test_a_silent_member_that_reports_again_joins_again(members: Membership) -> None:
     """Silence is no proof of death."""
-    members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     members.expire(3.0)
     assert members.observe(GATEWAY, 4.0) == [MemberJoined(GATEWAY)]
 
 
-def test_a_restart_is_a_loss_and_a_joining() -> None:
+def test_a_restart_is_a_loss_and_a_joining(members: Membership) -> None:
     """A restart loses what the first incarnation held, even if its absence went unnoticed."""
-    members = Membership(TIMEOUT_S)
     reborn = replace(GATEWAY, incarnation=2)
     members.observe(GATEWAY, 0.0)
     assert members.observe(reborn, 0.5) == [MemberLost(GATEWAY, "restarted"), MemberJoined(reborn)]
 
 
-def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
+def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing(members: Membership) -> None:
     """The late heartbeat neither replaces the newer report nor counts as a sign of life."""
-    members = Membership(TIMEOUT_S)
     reborn = replace(GATEWAY, incarnation=2)
     members.observe(reborn, 0.0)
     assert members.observe(GATEWAY, 1.9) == []
@@ -58,9 +60,8 @@ def test_a_late_heartbeat_of_an_earlier_incarnation_changes_nothing() -> None:
     assert members.get("g") is None
 
 
-def test_a_member_that_reports_its_departure_is_lost_at_once() -> None:
+def test_a_member_that_reports_its_departure_is_lost_at_once(members: Membership) -> None:
     """A goodbye takes effect without a time-out; one of an unknown member changes nothing."""
-    members = Membership(TIMEOUT_S)
     gone = replace(GATEWAY, state=MemberState.LEFT)
     assert members.observe(gone, 0.0) == []
     members.observe(GATEWAY, 0.1)
@@ -68,18 +69,16 @@ def test_a_member_that_reports_its_departure_is_lost_at_once() -> None:
     assert members.expire(9.0) == []
 
 
-def test_a_good_bye_of_a_new_incarnation_ends_the_old_one_too() -> None:
+def test_a_good_bye_of_a_new_incarnation_ends_the_old_one_too(members: Membership) -> None:
     """A process that started and left between two heartbeats still replaced its predecessor."""
-    members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     gone = replace(GATEWAY, incarnation=2, state=MemberState.LEFT)
     assert members.observe(gone, 0.1) == [MemberLost(GATEWAY, "restarted")]
     assert members.all() == []
 
 
-def test_lost_lately_covers_one_timeout_and_ends_with_a_return() -> None:
+def test_lost_lately_covers_one_timeout_and_ends_with_a_return(members: Membership) -> None:
     """News of a member lost long ago, present again or never seen is not taken for stale."""
-    members = Membership(TIMEOUT_S)
     assert not members.lost_lately("g", 0.0)
     members.observe(GATEWAY, 0.0)
     members.expire(3.0)
@@ -89,9 +88,8 @@ def test_lost_lately_covers_one_timeout_and_ends_with_a_return() -> None:
     assert not members.lost_lately("g", 5.0)
 
 
-def test_members_are_listed_in_order_of_id() -> None:
+def test_members_are_listed_in_order_of_id(members: Membership) -> None:
     """Whatever order they came in; `workers` leaves everyone else out."""
-    members = Membership(TIMEOUT_S)
     came: list[Member] = [worker_member("t2"), GATEWAY, worker_member("p1", Pool.PROMPT), worker_member("t1")]
     for member in came:
         members.observe(member, 0.0)
@@ -100,17 +98,15 @@ def test_members_are_listed_in_order_of_id() -> None:
     assert [member.id for member in members.all(MemberKind.GATEWAY)] == ["g"]
 
 
-def test_several_silent_members_are_lost_in_order_of_id() -> None:
+def test_several_silent_members_are_lost_in_order_of_id(members: Membership) -> None:
     """Losses of one moment are in order of id, so that every observer acts on them alike."""
-    members = Membership(TIMEOUT_S)
     for worker_id in ("b", "a", "c"):
         members.observe(worker_member(worker_id), 0.0)
     assert [loss.member.id for loss in members.expire(5.0) if isinstance(loss, MemberLost)] == ["a", "b", "c"]
 
 
-def test_members_that_are_gone_for_long_are_forgotten() -> None:
+def test_members_that_are_gone_for_long_are_forgotten(members: Membership) -> None:
     """However many ids there were, silent members and ones of which only a goodbye came are forgotten after a while."""
-    members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     for number in range(100):
         members.observe(worker_member(f"w{number}"), 0.0)
@@ -125,9 +121,8 @@ def test_members_that_are_gone_for_long_are_forgotten() -> None:
     assert members.get("g") is GATEWAY
 
 
-def test_one_whose_process_ended_without_a_word_is_lost_at_once() -> None:
+def test_one_whose_process_ended_without_a_word_is_lost_at_once(members: Membership) -> None:
     """Another member's report ends it at once; for an ended incarnation it changes nothing, and a new heartbeat joins anew."""
-    members = Membership(TIMEOUT_S)
     members.observe(GATEWAY, 0.0)
     ended = replace(GATEWAY, state=MemberState.LOST)
     assert members.observe(ended, 0.1) == [MemberLost(GATEWAY, "ended without notice")]
@@ -150,9 +145,8 @@ def test_time_away_is_no_silence() -> None:
     assert members.expire(70.1) == [MemberLost(scheduler, "silent for 10 s")]
 
 
-def test_a_heartbeat_after_time_away_counts_from_when_it_came() -> None:
+def test_a_heartbeat_after_time_away_counts_from_when_it_came(members: Membership) -> None:
     """Time away before a heartbeat gives its member no longer time-out after it."""
-    members = Membership(TIMEOUT_S)
     members.was_away(60.0)
     members.observe(GATEWAY, 61.0)
     assert members.expire(63.0) == []

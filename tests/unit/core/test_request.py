@@ -47,7 +47,6 @@ TERMINAL = {S.HANDED_OFF, S.FINISHED_STOPPED, S.FINISHED_LENGTH, S.FINISHED_ABOR
 
 @pytest.mark.parametrize(("move", "to"), LEGAL.items(), ids=str)
 def test_each_legal_move_follows_the_life_cycle(move: tuple[RequestState, RequestEvent], to: RequestState) -> None:
-    """The table holds every move that a request may make."""
     assert advance(*move) is to
 
 
@@ -64,36 +63,26 @@ def test_terminal_states_have_no_way_out() -> None:
     assert set(TRANSITIONS) == set(S)
 
 
-@pytest.mark.parametrize("state", [state for state in S if state not in TERMINAL])
-def test_every_live_state_can_be_aborted_and_can_fail(state: RequestState) -> None:
-    """A client may leave and a machine may break at any moment."""
-    assert advance(state, E.ABORTED) is S.FINISHED_ABORTED
-    assert advance(state, E.FAILED) is S.FINISHED_ERROR
-
-
 @pytest.mark.parametrize("reason", FinishReason)
 def test_every_finish_reason_ends_a_running_request(reason: FinishReason) -> None:
     assert is_terminal(advance(S.RUNNING, FINISH_EVENT[reason]))
 
 
-class TestStopCriteria:
-    """The token ids that end a sequence."""
-
-    def test_continues_below_the_bound(self) -> None:
-        assert StopCriteria(3, (9,)).finish_reason(token_id=1, output_tokens=2) is None
-
-    def test_ends_by_length_at_the_bound_and_beyond(self) -> None:
-        assert StopCriteria(3).finish_reason(1, 3) is FinishReason.LENGTH
-        assert StopCriteria(3).finish_reason(1, 4) is FinishReason.LENGTH
-
-    def test_a_stop_token_wins_over_length(self) -> None:
-        assert StopCriteria(3, (7, 9)).finish_reason(9, 3) is FinishReason.STOP
-
-    def test_a_stop_token_before_the_minimum_ends_nothing(self) -> None:
-        stop = StopCriteria(8, (9,), min_new_tokens=2)
-        assert stop.finish_reason(9, 1) is None
-        assert stop.finish_reason(9, 2) is FinishReason.STOP
-
-    def test_the_bound_holds_whatever_the_minimum(self) -> None:
-        """`max_new_tokens` ends a request even if `min_new_tokens` is larger."""
-        assert StopCriteria(2, (9,), min_new_tokens=5).finish_reason(9, 2) is FinishReason.LENGTH
+@pytest.mark.parametrize(
+    ("stop", "token_id", "output_tokens", "reason"),
+    [
+        (StopCriteria(3, (9,)), 1, 2, None),
+        (StopCriteria(3), 1, 3, FinishReason.LENGTH),
+        (StopCriteria(3), 1, 4, FinishReason.LENGTH),
+        (StopCriteria(3, (7, 9)), 9, 3, FinishReason.STOP),
+        (StopCriteria(8, (9,), min_new_tokens=2), 9, 1, None),
+        (StopCriteria(8, (9,), min_new_tokens=2), 9, 2, FinishReason.STOP),
+        (StopCriteria(2, (9,), min_new_tokens=5), 9, 2, FinishReason.LENGTH),
+    ],
+    ids=["below", "at the bound", "beyond", "stop before length", "too early", "at the minimum", "bound below minimum"],
+)
+def test_a_token_ends_a_sequence(
+    stop: StopCriteria, token_id: int, output_tokens: int, reason: FinishReason | None
+) -> None:
+    """By a stop token that is not before the minimum, else by the bound, whatever the minimum."""
+    assert stop.finish_reason(token_id, output_tokens) is reason

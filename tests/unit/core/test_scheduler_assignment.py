@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Pool
 from spotwise.core.messages.mesh import RejectCode
@@ -23,6 +25,17 @@ from tests.unit.core.scheduler_bench import (
 SMALL = worker_member("t", blocks=3)
 
 
+def started(target: KvTarget, number: int) -> m.StartPrefill:
+    """The order to compute the prompt of `submission()`."""
+    stream = m.StreamRef("g", 101, 1)
+    return m.StartPrefill("r", 1, stream, "s", number, 30, target, lease_s=3.0, max_new_tokens=10)
+
+
+@pytest.fixture
+def bench() -> SchedulerBench:
+    return SchedulerBench()
+
+
 class TestConversation:
     """Reserve on the token worker, then start the prefill and notify the gateway."""
 
@@ -37,25 +50,11 @@ class TestConversation:
         ]
         assert sent(commands, "p") == []
 
-    def test_a_standing_reservation_starts_the_prefill_and_is_reported(self) -> None:
+    def test_a_standing_reservation_starts_the_prefill_and_is_reported(self, bench: SchedulerBench) -> None:
         """The prompt worker learns the reserved blocks, the gateway both names, the ledger the time in the queue."""
-        bench = SchedulerBench()
         bench.feed(submission())
         commands = bench.feed(reserved(), after_s=0.5)
-        target = reserved().target
-        assert sent(commands, "p") == [
-            m.StartPrefill(
-                "r",
-                1,
-                m.StreamRef("g", 101, 1),
-                "s",
-                2,
-                prompt_tokens=30,
-                target=target,
-                lease_s=3.0,
-                max_new_tokens=10,
-            )
-        ]
+        assert sent(commands, "p") == [started(reserved().target, number=2)]
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "p", "t")]
         assert ledger(commands, "assigned") == [{"prompt_worker": "p", "token_worker": "t", "queue_s": 0.5}]
         assert (bench.role.queued, bench.role.live) == (0, 1)
@@ -64,20 +63,7 @@ class TestConversation:
         """A mesh of token workers serves in place: nothing is reserved, and the prompt started with the first message."""
         bench = SchedulerBench(TOKEN)
         commands = bench.feed(submission())
-        here = KvTarget("t", 1, "t:2", ())
-        assert sent(commands, "t") == [
-            m.StartPrefill(
-                "r",
-                1,
-                m.StreamRef("g", 101, 1),
-                "s",
-                1,
-                prompt_tokens=30,
-                target=here,
-                lease_s=3.0,
-                max_new_tokens=10,
-            )
-        ]
+        assert sent(commands, "t") == [started(KvTarget("t", 1, "t:2", ()), number=1)]
         assert sent(commands, "g") == [m.RequestAccepted("r", 1)]
         commands = bench.feed(accepted(), after_s=0.5)
         assert sent(commands, "t") == []
@@ -109,15 +95,13 @@ class TestConversation:
         assert only(bench.feed(reserved("a")), m.RequestAssigned)[0].prompt_worker == "p"
         assert only(bench.feed(reserved("b", number=2)), m.RequestAssigned)[0].prompt_worker == "p2"
 
-    def test_a_submission_delivered_twice_is_one(self) -> None:
-        bench = SchedulerBench()
+    def test_a_submission_delivered_twice_is_one(self, bench: SchedulerBench) -> None:
         bench.feed(submission(epoch=2))
         assert bench.feed(submission(epoch=2)) == []
         assert bench.feed(submission(epoch=1)) == []
 
-    def test_a_reservation_granted_twice_is_not_assigned_twice(self) -> None:
+    def test_a_reservation_granted_twice_is_not_assigned_twice(self, bench: SchedulerBench) -> None:
         """The prompt is started once, and the reservation it goes to is left alone."""
-        bench = SchedulerBench()
         bench.assign()
         assert bench.feed(reserved()) == []
 
@@ -126,7 +110,6 @@ class TestQueue:
     """First come, first served; a request for which no worker has memory waits here."""
 
     def test_a_later_request_never_passes_one_without_room(self) -> None:
-        """A later request waits behind one without memory, even if it is small enough to fit."""
         bench = SchedulerBench(worker_member("t", blocks=5, free=2))
         assert bench.placements(submission("large")) == []
         assert bench.placements(submission("small", prompt=1, new=1)) == []
@@ -170,7 +153,6 @@ class TestQueue:
         assert bench.placements(worker_member("t", blocks=5, seen=(("s", 1),))) == [("b", "t")]
 
     def test_a_refused_request_goes_back_to_the_head_and_is_tried_upon_a_heartbeat(self) -> None:
-        """A refused request keeps its place at the head, and is tried upon the next heartbeat."""
         bench = SchedulerBench(SMALL)
         bench.feed(submission("a"))
         bench.feed(submission("b"))
@@ -203,9 +185,8 @@ class TestQueue:
                 bench.feed(refused(choice_id, number="abc".index(choice_id) + 1))
             assert bench.placements(TOKEN) == [("a", "t"), ("b", "t"), ("c", "t")]
 
-    def test_a_refusal_of_something_else_changes_nothing(self) -> None:
+    def test_a_refusal_of_something_else_changes_nothing(self, bench: SchedulerBench) -> None:
         """A refusal with another epoch, worker, request or order, or of an assigned one, changes nothing."""
-        bench = SchedulerBench()
         bench.feed(submission(epoch=2))
         for stray, holder in ((refused(epoch=1), "t"), (refused(epoch=2, worker_id="t2"), "t2"), (refused("x"), "t")):
             # a worker that answers an older order may hold a reservation that is no longer wanted
@@ -275,8 +256,7 @@ class TestRejections:
 class TestEpochs:
     """A higher epoch replaces a lower one."""
 
-    def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self) -> None:
-        bench = SchedulerBench()
+    def test_a_new_attempt_cancels_the_assigned_one_and_is_reserved(self, bench: SchedulerBench) -> None:
         bench.assign()
         commands = bench.feed(submission(epoch=2))
         assert cancels(commands) == [("p", "r", 1), ("t", "r", 1)]
@@ -289,9 +269,8 @@ class TestEpochs:
         assert cancels(bench.feed(submission(epoch=2))) == []
         assert (bench.role.queued, bench.role.live) == (1, 1)
 
-    def test_a_late_grant_to_an_earlier_attempt_is_cancelled(self) -> None:
+    def test_a_late_grant_to_an_earlier_attempt_is_cancelled(self, bench: SchedulerBench) -> None:
         """The newer attempt's reservation is not mistaken for it."""
-        bench = SchedulerBench()
         bench.feed(submission(epoch=1))
         bench.feed(submission(epoch=2))
         commands = bench.feed(reserved(epoch=1))

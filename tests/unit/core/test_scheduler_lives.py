@@ -107,15 +107,6 @@ def test_a_worker_that_restarts_keeps_the_life_of_its_machine() -> None:
     assert mesh.role.pools["spot"].life is not None
 
 
-def test_a_scheduler_that_has_restarted_knows_lives_from_the_next_report() -> None:
-    """Until then the queues decide."""
-    mesh, again = bench(), bench()
-    mesh.feed(report(mesh))
-    assert (chosen(mesh), chosen(again)) == ("stays", "spot")
-    again.feed(report(mesh))
-    assert chosen(again) == "stays"
-
-
 def test_answers_that_end_soon_need_no_machine_that_stays() -> None:
     """Requests that allow 1,000 tokens, and have ended after a tenth of a second, go by the queue."""
     mesh = bench()

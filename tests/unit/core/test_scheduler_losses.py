@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState, Pool
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.scheduler.role import SchedulerLimits
-from tests.unit.core.builders import only, plain_member, sent, worker_member
+from tests.unit.core.builders import one, only, plain_member, sent, worker_member
 from tests.unit.core.scheduler_bench import (
     PROMPT,
     TOKEN,
@@ -27,11 +29,15 @@ PATIENT = SchedulerLimits(reservation_timeout_s=2.0, member_timeout_s=60.0)
 GATEWAY = plain_member("g", MemberKind.GATEWAY)
 
 
+@pytest.fixture
+def bench() -> SchedulerBench:
+    return SchedulerBench()
+
+
 class TestClose:
     """A gateway is done with a request."""
 
-    def test_an_unfinished_request_is_cancelled_on_both_workers(self) -> None:
-        bench = SchedulerBench()
+    def test_an_unfinished_request_is_cancelled_on_both_workers(self, bench: SchedulerBench) -> None:
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert bench.role.live == 0
@@ -41,29 +47,24 @@ class TestClose:
         bench.assign()
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("t", "r", 1)]
 
-    def test_a_finished_request_is_only_forgotten(self) -> None:
-        """Workers drop a finished request by themselves, so no cancellation is sent."""
-        bench = SchedulerBench()
+    def test_a_finished_request_is_only_forgotten(self, bench: SchedulerBench) -> None:
         bench.assign()
         assert bench.feed(m.CloseRequest("r", 1, finished=True)) == []
         assert bench.role.live == 0
 
     def test_a_queued_request_just_leaves_the_queue(self) -> None:
-        """A queued request leaves the queue when it is closed, without a message to any worker."""
         bench = SchedulerBench(worker_member("t", blocks=3, free=0))
         bench.feed(submission())
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
         assert (bench.role.queued, bench.role.live) == (0, 0)
 
-    def test_a_grant_after_the_close_is_cancelled(self) -> None:
+    def test_a_grant_after_the_close_is_cancelled(self, bench: SchedulerBench) -> None:
         """The reservation does not stand until its lease runs out."""
-        bench = SchedulerBench()
         bench.feed(submission())
         assert cancels(bench.feed(m.CloseRequest("r", 1, finished=False))) == [("p", "r", 1), ("t", "r", 1)]
         assert cancels(bench.feed(reserved())) == [("t", "r", 1)]
 
-    def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self) -> None:
-        bench = SchedulerBench()
+    def test_a_close_of_an_earlier_attempt_leaves_the_newer_one(self, bench: SchedulerBench) -> None:
         bench.feed(submission(epoch=2))
         assert bench.feed(m.CloseRequest("r", 1, finished=False)) == []
         assert bench.role.live == 1
@@ -135,8 +136,7 @@ class TestSilenceInPlace:
         commands = bench.feed(m.Tick(), after_s=0.2)
         assert cancels(commands) == [("t", "r", 1)]
         assert placements(commands) == []
-        (batch,) = sent(commands, "g")
-        assert isinstance(batch, m.TokenBatch)
+        batch = one(sent(commands, "g"), m.TokenBatch)
         (delta,) = batch.deltas
         assert (delta.attempt_id, delta.token_id, delta.finish_reason) == (101, None, FinishReason.ERROR)
         assert (delta.error, delta.retryable) == ("worker t did not answer the scheduler", True)
@@ -223,9 +223,8 @@ class TestLostWorkers:
         assert bench.feed(worker_member("t", blocks=3, incarnation=1)) == []
         assert bench.role.queued == 1
 
-    def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self) -> None:
+    def test_assigned_requests_of_a_lost_worker_are_left_to_their_gateway(self, bench: SchedulerBench) -> None:
         """The gateway knows which tokens came, and submits the next attempt."""
-        bench = SchedulerBench()
         bench.assign()
         assert bench.feed(replace(TOKEN, state=MemberState.LEFT)) == []
         assert (bench.role.queued, bench.role.live) == (0, 1)
@@ -278,25 +277,14 @@ class TestOtherMembers:
         }
         assert {batch.worker_id for batch in batches} == {"s"}
 
-    def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self) -> None:
-        bench = SchedulerBench()
+    def test_a_restarted_gateway_gets_nothing_of_the_streams_before(self, bench: SchedulerBench) -> None:
         bench.feed(GATEWAY)
         bench.assign()
         commands = bench.feed(replace(GATEWAY, incarnation=2))
         assert len(cancels(commands)) == 2
         assert sent(commands, "g") == []
 
-    def test_a_silent_gateway_is_a_lost_one(self) -> None:
-        """No process would take the tokens of a silent gateway, so its requests are cancelled."""
-        bench = SchedulerBench(limits=SchedulerLimits(member_timeout_s=2.0, gateway_timeout_s=2.0))
-        bench.feed(GATEWAY)
-        bench.assign()
-        for worker in (PROMPT, TOKEN):
-            bench.feed(worker, after_s=1.0)
-        assert len(cancels(bench.feed(m.Tick(), after_s=0.5))) == 2
-
-    def test_members_of_other_kinds_are_no_workers(self) -> None:
-        bench = SchedulerBench()
+    def test_members_of_other_kinds_are_no_workers(self, bench: SchedulerBench) -> None:
         planner = plain_member("planner", MemberKind.MIGRATION_PLANNER)
         assert bench.feed(planner) == []
         bench.assign()

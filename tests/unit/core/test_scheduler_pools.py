@@ -7,7 +7,7 @@ from dataclasses import replace
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
-from tests.unit.core.builders import ledger, only, sent, worker_member
+from tests.unit.core.builders import ledger, one, only, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, accepted, refused, reserved, submission
 
 TIGHT = PoolPolicy(max_pending_prompt_tokens=40, repurpose_window_s=10.0, break_even=False)
@@ -20,14 +20,12 @@ class TestSpill:
     def test_a_prompt_in_place_is_ordered_from_one_worker(self) -> None:
         """One worker gets the request in place, and the ledger names the placement rule."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
-        (start,) = sent(bench.feed(submission()), "t")
-        assert isinstance(start, m.StartPrefill)
+        assert one(sent(bench.feed(submission()), "t"), m.StartPrefill)
         commands = bench.feed(accepted())
         assert sent(commands, "g") == [m.RequestAssigned("r", 1, "t", "t")]
         assert ledger(commands, "assigned")[0]["placed_by"] == "conversion"
 
     def test_a_converted_worker_takes_the_next_ones_too(self) -> None:
-        """From the choice on, the converted worker takes the next requests too, so that one is disturbed, not two."""
         policy = replace(TIGHT, max_pending_prompt_tokens=60)
         full = worker_member("p", Pool.PROMPT, pending=40)
         bench = SchedulerBench(full, TOKEN, worker_member("t2"), policy=policy)
@@ -36,7 +34,6 @@ class TestSpill:
         assert bench.placements(submission("c")) == [("c", "t2")]
 
     def test_a_refusal_brings_a_converted_worker_home(self) -> None:
-        """After a refusal the worker is back in its home pool with the next heartbeat that has seen the order."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         assert bench.role.pools["t"].is_off_pool
@@ -46,7 +43,6 @@ class TestSpill:
         assert not bench.role.pools["t"].is_off_pool
 
     def test_a_closed_request_brings_it_home_as_well(self) -> None:
-        """A request closed before the worker's answer also returns the worker to its home pool."""
         bench = SchedulerBench(FULL, TOKEN, policy=TIGHT)
         bench.feed(submission())
         bench.feed(m.CloseRequest("r", 1, finished=False))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field, replace
 
-from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
+from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.keeper.failed_starts import FailedStarts
 from spotwise.core.fleet.types import FleetType
@@ -33,6 +33,17 @@ def fleet_type(
 ) -> FleetType:
     """Return a type whose every device holds the model, by default."""
     return FleetType(name, devices, memory_bytes, start_s, profile)
+
+
+#: Two types, one twice as fast as the other, and what they cost.
+FAST = fleet_type("fast")
+SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.iteration, 0.5)))
+PRICES = {
+    ("fast", Market.SPOT): 1.0,
+    ("fast", Market.ON_DEMAND): 3.0,
+    ("slow", Market.SPOT): 0.4,
+    ("slow", Market.ON_DEMAND): 1.5,
+}
 
 
 @dataclass

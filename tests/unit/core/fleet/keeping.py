@@ -87,6 +87,11 @@ class Keeping:
         return of(self.given, k.KeepFleet)[-1].kept
 
 
+def bought(keeping: Keeping) -> list[Purchase]:
+    """What the provider was asked for, so far."""
+    return [each.purchase for each in of(keeping.given, k.Buy)]
+
+
 def of(commands: list[k.FleetKeeperCommand], wanted: type[CommandT]) -> list[CommandT]:
     """Return the commands of the given type."""
     return [command for command in commands if isinstance(command, wanted)]

@@ -6,18 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import Decided, FleetDecision
 from spotwise.core.fleet.kept_choice import ChangeSeconds
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.lives.survival import PiecewiseHazard
 from spotwise.core.messages.fleet import InstanceState, LearnedLives, Market, WantedInstances
-from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
+from tests.unit.core.fleet.fake_cloud import FAST, LOAD, PRICES, SHAPE, SLOW, FakeCloud, Sold, fleet_type, live
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
-FAST = fleet_type("fast")
-SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.iteration, 0.5)))
-PRICES = {("fast", SPOT): 1.0, ("fast", ON_DEMAND): 3.0, ("slow", SPOT): 0.4, ("slow", ON_DEMAND): 1.5}
 #: Any configuration is fast enough, so that the cheapest that keeps up is chosen.
 CHEAP = FleetPolicy(latency_target_s=60.0, spare_instances=0)
 #: What is fast enough by default.
@@ -298,15 +294,6 @@ def test_an_older_report_is_not_considered() -> None:
     decided = decision.decide(LOAD, old, SHAPE, cloud.now)
     assert decided.purchases == ()
     assert decided.choice is not None
-
-
-def test_a_watcher_that_started_again_is_followed_whatever_its_clock_says() -> None:
-    """Its last report counts, though the one before it was made later by the clock of then."""
-    cloud, decision = fleet()
-    live(cloud, decision, 60)
-    assert decision.decide(LOAD, cloud.report(), SHAPE, cloud.now).reasons
-    again = replace(cloud.report(), incarnation=2, at_s=cloud.now - 1.0, instances=())
-    assert decision.decide(LOAD, again, SHAPE, cloud.now + 1.0).reasons == ()
 
 
 def test_decisions_are_made_at_most_so_often() -> None:

@@ -6,16 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.search import FleetSearch
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.parallel.instances import Supply
 from spotwise.core.parallel.policy import ServiceDemand
-from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, fleet_type
+from tests.unit.core.fleet.fake_cloud import FAST, LOAD, SHAPE, SLOW, fleet_type
 
-FAST = fleet_type("fast")
-SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.iteration, 0.5)))
 #: Two of them hold the model, and six do.
 HALF, SIXTH = (fleet_type(f"of {gib} GiB", memory_bytes=gib * 2**30) for gib in (100, 25))
 USUAL = FleetPolicy()

@@ -11,18 +11,13 @@ from spotwise.core.fleet.keeper.failed_starts import LONGEST, SHORTEST_S
 from spotwise.core.fleet.keeper.purchases import LONG_S, REPORTED_S
 from spotwise.core.fleet.keeper.role import KEEP_S
 from spotwise.core.fleet.prices import PriceSeries
-from spotwise.core.messages.fleet import FleetOrder, InstanceState, Market, Purchase
+from spotwise.core.messages.fleet import FleetOrder, InstanceState, Market
 from spotwise.core.messages.members import MemberState
 from spotwise.core.messages.mesh import InterruptionKind, InterruptionReported, Tick
 from spotwise.core.spot.commands import PublishNotice, PublishReport
-from tests.unit.core.fleet.keeping import START_S, TYPE, Keeping, device, listed, of, offer, purchase
+from tests.unit.core.fleet.keeping import START_S, TYPE, Keeping, bought, device, listed, of, offer, purchase
 
 GONE = InstanceState.GONE
-
-
-def bought(keeping: Keeping) -> list[Purchase]:
-    """What the provider was asked for, so far."""
-    return [each.purchase for each in of(keeping.given, k.Buy)]
 
 
 def given_back(commands: list[k.FleetKeeperCommand]) -> list[tuple[str, ...]]:
@@ -30,17 +25,20 @@ def given_back(commands: list[k.FleetKeeperCommand]) -> list[tuple[str, ...]]:
     return [each.instance_ids for each in of(commands, k.GiveBack)]
 
 
-def test_nothing_is_bought_or_reported_before_the_fleet_was_listed() -> None:
+@pytest.fixture
+def keeping() -> Keeping:
+    return Keeping()
+
+
+def test_nothing_is_bought_or_reported_before_the_fleet_was_listed(keeping: Keeping) -> None:
     """What there is already must be known first."""
-    keeping = Keeping()
     keeping.order(purchase())
     assert bought(keeping) == [] and of(keeping.feed(Tick(), 5.0), k.PublishFleet) == []
     keeping.lists()
     assert bought(keeping) == [purchase()]
 
 
-def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
-    keeping = Keeping()
+def test_a_purchase_is_bought_once_however_often_it_is_ordered(keeping: Keeping) -> None:
     keeping.lists()
     for _ in range(3):
         keeping.order(purchase())
@@ -51,8 +49,7 @@ def test_a_purchase_is_bought_once_however_often_it_is_ordered() -> None:
     assert (status.is_answered, status.got, status.problem) == (True, 1, "")
 
 
-def test_an_earlier_order_changes_nothing() -> None:
-    keeping = Keeping()
+def test_an_earlier_order_changes_nothing(keeping: Keeping) -> None:
     keeping.lists()
     keeping.order(term=2, number=5)
     keeping.order(purchase("old"), term=1, number=9)
@@ -62,9 +59,8 @@ def test_an_earlier_order_changes_nothing() -> None:
     assert bought(keeping) == [purchase("new")]
 
 
-def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token() -> None:
+def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token(keeping: Keeping) -> None:
     """After a pause that doubles, and not once no order has it."""
-    keeping = Keeping()
     keeping.lists()
     keeping.order(purchase())
     for pause_s in (2.0, 4.0):
@@ -82,9 +78,8 @@ def test_only_an_unknown_outcome_is_asked_for_again_with_the_same_token() -> Non
 
 
 @pytest.mark.parametrize("kind", [k.RefusalKind.NO_CAPACITY, k.RefusalKind.REFUSED])
-def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) -> None:
+def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind, keeping: Keeping) -> None:
     """The purchase is not asked for again; another one only after the rest, which a success makes short again."""
-    keeping = Keeping()
     keeping.lists()
     for number, rest_s in enumerate(
         (SHORTEST_S, 2 * SHORTEST_S, 4 * SHORTEST_S, 8 * SHORTEST_S, 16 * SHORTEST_S, LONGEST * SHORTEST_S)
@@ -107,8 +102,7 @@ def test_a_refused_offer_rests_for_twice_as_long_each_time(kind: k.RefusalKind) 
     assert problems["more"] == "none left"
 
 
-def test_what_a_partial_answer_lacks_is_a_short_refusal() -> None:
-    keeping = Keeping()
+def test_what_a_partial_answer_lacks_is_a_short_refusal(keeping: Keeping) -> None:
     keeping.lists()
     keeping.order(purchase(count=3))
     keeping.feed(k.PurchaseAnswered("t1", (listed("i1"),)))
@@ -117,9 +111,8 @@ def test_what_a_partial_answer_lacks_is_a_short_refusal() -> None:
     assert report.offers[0].refused_until_s == keeping.now - 1.0 + SHORTEST_S
 
 
-def test_a_late_answer_is_taken() -> None:
+def test_a_late_answer_is_taken(keeping: Keeping) -> None:
     """Meanwhile the status says how long it has been, and the planner goes elsewhere."""
-    keeping = Keeping()
     keeping.lists()
     keeping.order(purchase())
     keeping.order()
@@ -132,9 +125,8 @@ def test_a_late_answer_is_taken() -> None:
     assert report.purchases == ()
 
 
-def test_no_more_is_bought_than_the_file_allows() -> None:
+def test_no_more_is_bought_than_the_file_allows(keeping: Keeping) -> None:
     """Instances that stay and purchases without an answer count; what is not offered is not asked for."""
-    keeping = Keeping()
     keeping.lists(listed("i1", "earlier"))
     keeping.order(purchase("a", 2), purchase("b", 3), purchase("c", 1), purchase("d", 1, zone="elsewhere"))
     assert [(each.token, each.count) for each in bought(keeping)] == [("a", 2), ("b", 1)]
@@ -151,9 +143,8 @@ def test_no_more_is_bought_than_the_file_allows() -> None:
     assert bought(keeping)[-1].token == "e"
 
 
-def test_an_instance_runs_from_its_first_ready_device_on() -> None:
+def test_an_instance_runs_from_its_first_ready_device_on(keeping: Keeping) -> None:
     """Whatever the provider says; devices are named after it, and another's are not taken for its."""
-    keeping = Keeping()
     keeping.lists(listed("i1"), listed("i1-2"))
 
     def states() -> dict[str, InstanceState]:
@@ -172,9 +163,8 @@ def test_an_instance_runs_from_its_first_ready_device_on() -> None:
     assert list(states()) == ["i1"]
 
 
-def test_devices_of_a_released_instance_leave_and_then_it_is_given_back() -> None:
+def test_devices_of_a_released_instance_leave_and_then_it_is_given_back(keeping: Keeping) -> None:
     """As if their cloud reclaimed the machine: a notice each, one report; back before the deadline once all have left."""
-    keeping = Keeping()
     keeping.lists(listed("i1"))
     keeping.feed(device("i1-0"))
     keeping.feed(device("i1-1"))
@@ -201,9 +191,8 @@ def test_devices_of_a_released_instance_leave_and_then_it_is_given_back() -> Non
     assert given_back(keeping.feed(Tick(), 1.0)) == []
 
 
-def test_a_late_heartbeat_brings_no_device_back_that_has_left() -> None:
+def test_a_late_heartbeat_brings_no_device_back_that_has_left(keeping: Keeping) -> None:
     """Its instance is empty all the same once the others have left, too."""
-    keeping = Keeping()
     keeping.lists(listed("i1"))
     for name in ("i1-0", "i1-1"):
         keeping.feed(device(name))
@@ -213,9 +202,8 @@ def test_a_late_heartbeat_brings_no_device_back_that_has_left() -> None:
     assert given_back(keeping.feed(device("i1-1", MemberState.LEFT))) == [("i1",)]
 
 
-def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it() -> None:
+def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it(keeping: Keeping) -> None:
     """A silent device has not left."""
-    keeping = Keeping()
     keeping.lists(listed("i1"))
     keeping.feed(device("i1"))
     keeping.release("i1", within_s=60.0)
@@ -228,9 +216,8 @@ def test_an_instance_is_given_back_at_its_deadline_whatever_runs_on_it() -> None
     assert given_back(keeping.feed(Tick(), 1.0)) == [("i1",)]
 
 
-def test_an_instance_without_devices_is_given_back_once_they_would_have_been_heard() -> None:
+def test_an_instance_without_devices_is_given_back_once_they_would_have_been_heard(keeping: Keeping) -> None:
     """One that only starts has nothing to move; its device, ready too late, gets the notice."""
-    keeping = Keeping()
     keeping.lists(listed("i1"), listed("i2"))
     keeping.feed(device("i2", MemberState.STARTING))
     assert given_back(keeping.release("i1")) == []
@@ -239,9 +226,8 @@ def test_an_instance_without_devices_is_given_back_once_they_would_have_been_hea
     assert given_back(keeping.feed(Tick(), LISTENED_S + 0.1)) == [("i1",)]
 
 
-def test_instances_that_a_provider_takes_back_leave_together() -> None:
+def test_instances_that_a_provider_takes_back_leave_together(keeping: Keeping) -> None:
     """One report for an event of several; an earlier deadline replaces a release's."""
-    keeping = Keeping()
     keeping.lists(listed("i1"), listed("i2"), listed("i3"))
     for name in ("i1", "i2", "i3"):
         keeping.feed(device(name))
@@ -257,9 +243,8 @@ def test_instances_that_a_provider_takes_back_leave_together() -> None:
     assert [each.report.event_id for each in repeated] == ["event-7"]
 
 
-def test_a_notice_of_the_machines_own_watcher_is_not_repeated() -> None:
+def test_a_notice_of_the_machines_own_watcher_is_not_repeated(keeping: Keeping) -> None:
     """It notified its workers itself; the instance leaves all the same."""
-    keeping = Keeping()
     keeping.lists(listed("i1"))
     keeping.feed(device("i1"))
     deadline_s = keeping.now + 120.0
@@ -276,9 +261,8 @@ def test_a_notice_of_the_machines_own_watcher_is_not_repeated() -> None:
     )
 
 
-def test_lives_end_where_the_provider_takes_an_instance() -> None:
+def test_lives_end_where_the_provider_takes_an_instance(keeping: Keeping) -> None:
     """One that was given back is only known to be longer; one that left at its notice would have lived until its deadline."""
-    keeping = Keeping()
     keeping.lists(*(listed(name) for name in ("taken", "noticed", "returned", "there")))
     keeping.feed(device("noticed"))
     keeping.feed(k.NoticesRead((k.ProviderNotice("noticed", START_S + 50.0, "e", "reclaimed"),)))
@@ -294,9 +278,8 @@ def test_lives_end_where_the_provider_takes_an_instance() -> None:
     assert sum(learned.hazard.per_s) > 0
 
 
-def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late() -> None:
+def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late(keeping: Keeping) -> None:
     """From launch until gone, through a restart, at the price of each moment."""
-    keeping = Keeping()
     keeping.lists(listed("i1", launched_s=START_S - 10.0))
     assert keeping.report().spent == pytest.approx(0.011)
     keeping.feed(Tick(), 99.0)
@@ -313,9 +296,8 @@ def test_the_bill_is_exact_to_the_moment_of_a_price_that_is_read_late() -> None:
     assert later.report().instances == ()
 
 
-def test_an_instance_that_is_no_longer_listed_has_gone_after_a_while() -> None:
+def test_an_instance_that_is_no_longer_listed_has_gone_after_a_while(keeping: Keeping) -> None:
     """A provider may be behind."""
-    keeping = Keeping()
     keeping.lists()
     keeping.order(purchase())
     keeping.feed(k.PurchaseAnswered("t1", (listed("i1"),)))
@@ -326,9 +308,8 @@ def test_an_instance_that_is_no_longer_listed_has_gone_after_a_while() -> None:
     assert keeping.report().instances[0].state is GONE
 
 
-def test_a_restarted_keeper_goes_on() -> None:
+def test_a_restarted_keeper_goes_on(keeping: Keeping) -> None:
     """With the orders, the purchases and what leaves; an answer that was lost is asked for with the same request."""
-    keeping = Keeping()
     keeping.lists(listed("i1", "t0"))
     keeping.order(purchase("done"), purchase("open", 3), term=4, number=7)
     keeping.feed(k.PurchaseAnswered("done", kind=k.RefusalKind.NO_CAPACITY, problem="none left"))
@@ -348,9 +329,8 @@ def test_a_restarted_keeper_goes_on() -> None:
     assert keeping.feed(k.FleetKept(False)) == [] and keeping.feed(Tick(), 50.0) == []
 
 
-def test_a_fleet_that_cannot_be_listed_says_so() -> None:
+def test_a_fleet_that_cannot_be_listed_says_so(keeping: Keeping) -> None:
     """Also where the provider does not answer."""
-    keeping = Keeping()
     keeping.feed(k.InstancesListed(problem="throttled"))
     assert keeping.report().problem == "throttled"
     keeping.feed(Tick(), 1.0)
@@ -361,9 +341,8 @@ def test_a_fleet_that_cannot_be_listed_says_so() -> None:
     assert "has not listed the instances" in keeping.report().problem
 
 
-def test_what_is_never_listed_is_not_released() -> None:
+def test_what_is_never_listed_is_not_released(keeping: Keeping) -> None:
     """A release of an unknown instance waits until it is known."""
-    keeping = Keeping()
     keeping.lists()
     keeping.release("i1")
     keeping.feed(k.PricesRead((offer(),)))

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spotwise.core.fleet.keeper import events as k
 from spotwise.core.fleet.keeper.failed_starts import BREAKER
-from spotwise.core.messages.fleet import InstanceOffer, InstanceRelease, InstanceState, Market, Purchase
+from spotwise.core.messages.fleet import InstanceOffer, InstanceRelease, InstanceState, Market
 from spotwise.core.messages.members import MemberState
-from tests.unit.core.fleet.keeping import START_S, Keeping, device, listed, of, purchase
+from tests.unit.core.fleet.keeping import START_S, Keeping, bought, device, listed, purchase
 
 SPOT = Market.SPOT
 
@@ -19,10 +19,6 @@ def give_up(keeping: Keeping, *names: str) -> None:
     """The planner gives instances back that are not ready, and the provider ends them."""
     keeping.order(*(InstanceRelease(name, keeping.now + 60.0, "late") for name in names))
     keeping.lists(*(listed(name, state=InstanceState.GONE) for name in names), after_s=1.0)
-
-
-def bought(keeping: Keeping) -> list[Purchase]:
-    return [each.purchase for each in of(keeping.given, k.Buy)]
 
 
 def broken() -> Keeping:

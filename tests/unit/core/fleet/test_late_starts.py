@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from spotwise.core.costs.cost_profile import BUILT_IN, at_speed
 from spotwise.core.fleet.decision import FleetDecision
 from spotwise.core.fleet.keeper.failed_starts import BREAKER, LONGEST_S
 from spotwise.core.fleet.lasting import MOST_PATIENCE
@@ -14,12 +13,9 @@ from spotwise.core.fleet.policy import FleetPolicy
 from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import InstanceState, Market
 from spotwise.core.parallel.model_shape import ModelShape
-from tests.unit.core.fleet.fake_cloud import LOAD, SHAPE, FakeCloud, Sold, fleet_type, live
+from tests.unit.core.fleet.fake_cloud import FAST, LOAD, PRICES, SHAPE, SLOW, FakeCloud, Sold, fleet_type, live
 
 SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
-FAST = fleet_type("fast")
-SLOW = fleet_type("slow", profile=replace(BUILT_IN, iteration=at_speed(BUILT_IN.iteration, 0.5)))
-PRICES = {("fast", SPOT): 1.0, ("fast", ON_DEMAND): 3.0, ("slow", SPOT): 0.4, ("slow", ON_DEMAND): 1.5}
 #: Half of the model: two instances of it are needed.
 HALF = fleet_type("half", memory_bytes=80 * 2**30)
 POLICY = FleetPolicy()

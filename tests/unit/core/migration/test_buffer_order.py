@@ -63,7 +63,6 @@ class TestOrder:
     """Front to back, as long as memory suffices."""
 
     def test_without_a_limit_they_go_from_the_front(self) -> None:
-        """Without a limit loads go front to back, whatever buffer that takes."""
         order = order_loads(range(4), flows_of(SWAP), rooms_for(SWAP), None)
         assert order == [Cut(0), Cut(1), Cut(2), Cut(3)]
         assert peak_of(order, SWAP) == 20
@@ -86,7 +85,6 @@ class TestOrder:
         assert peak_of(order, SWAP) == 5
 
     def test_of_deferred_loads_the_one_that_fills_buffers_least_goes(self) -> None:
-        """Of deferred loads the one with the least growth of the buffers is next; of equal ones the first."""
         # region 9 ends 3 larger than it began; after loads 0 and 3 it is 1 over that, so that 1 makes 4 of it, and 2 makes 3
         loads: list[tuple[dict[int, int], dict[int, int]]] = [
             ({9: 6}, {}),

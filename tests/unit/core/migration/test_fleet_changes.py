@@ -26,20 +26,22 @@ def without_wakeups(commands: list[e.FleetCommand]) -> list[e.FleetCommand]:
     return [command for command in commands if not isinstance(command, e.WakeAt)]
 
 
+@pytest.fixture
+def fleet() -> FleetChanges:
+    return FleetChanges(AT_ONCE)
+
+
 class TestOneAtATime:
     """News during a change waits for its end."""
 
-    def test_a_notice_begins_a_change_with_its_absolute_deadline(self) -> None:
-        """A notice begins a change with its absolute deadline, and the fleet is to be woken at the deadline."""
-        fleet = FleetChanges(AT_ONCE)
+    def test_a_notice_begins_a_change_with_its_absolute_deadline(self, fleet: FleetChanges) -> None:
         assert fleet.handle(e.InstanceNoticed("a", 130.0), 100.0) == [
             e.BeginChange(1, (e.Leaving("a", 130.0),)),
             e.WakeAt(130.0),
         ]
 
-    def test_the_next_begins_when_one_has_ended(self) -> None:
+    def test_the_next_begins_when_one_has_ended(self, fleet: FleetChanges) -> None:
         """The next change has all the notices since the last one began, by deadline."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 220.0), 101.0)) == []
         assert without_wakeups(fleet.handle(e.InstanceNoticed("c", 210.0), 102.0)) == []
@@ -47,9 +49,8 @@ class TestOneAtATime:
             e.BeginChange(2, (e.Leaving("c", 210.0), e.Leaving("b", 220.0)))
         ]
 
-    def test_a_change_that_another_machine_carries_out_has_a_number_of_its_own(self) -> None:
+    def test_a_change_that_another_machine_carries_out_has_a_number_of_its_own(self, fleet: FleetChanges) -> None:
         """The fleet is settled where nothing is under way and no instance leaves."""
-        fleet = FleetChanges(AT_ONCE)
         assert (fleet.is_settled, fleet.next_change, fleet.number_change()) == (True, 1, 1)
         assert begun(fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)) == e.BeginChange(2, (e.Leaving("a", 130.0),))
         assert not fleet.is_settled
@@ -110,9 +111,8 @@ class TestMerging:
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True), e.Leaving("b", 100.25, lost=True)))
         ]
 
-    def test_repeated_news_changes_nothing(self) -> None:
+    def test_repeated_news_changes_nothing(self, fleet: FleetChanges) -> None:
         """A bus may deliver again, also what is long over."""
-        fleet = FleetChanges(AT_ONCE)
         first = e.InstanceNoticed("a", 130.0)
         fleet.handle(first, 100.0)
         assert fleet.handle(first, 101.0) == []
@@ -126,8 +126,7 @@ class TestMerging:
 class TestNewcomers:
     """An acquisition waits for an earlier interruption."""
 
-    def test_it_is_delayed_until_the_interruption_is_settled(self) -> None:
-        fleet = FleetChanges(AT_ONCE)
+    def test_it_is_delayed_until_the_interruption_is_settled(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceAcquired("new", 105.0), 101.0)) == []
         assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == [
@@ -159,8 +158,7 @@ class TestNewcomers:
             assert begun(fleet.handle(e.FleetTick(), 101.0)) is None
             assert fleet.unsettled == ()
 
-    def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self) -> None:
-        fleet = FleetChanges(AT_ONCE)
+    def test_a_newcomer_that_is_lost_while_it_joins_stops_the_change(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceAcquired("new", 110.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("new"), 105.0)) == [e.DropKv("new"), e.AbandonChange(1)]
         assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
@@ -171,9 +169,8 @@ class TestNewcomers:
 class TestEarlyDeaths:
     """An instance that goes before its deadline costs its KV, never a request."""
 
-    def test_one_that_is_leaving_costs_its_kv_and_the_change_continues(self) -> None:
+    def test_one_that_is_leaving_costs_its_kv_and_the_change_continues(self, fleet: FleetChanges) -> None:
         """A leaving instance that is lost costs its KV once, however often the loss is reported, and the change continues."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("a"), 110.0)) == [e.DropKv("a")]
         assert without_wakeups(fleet.handle(e.InstanceLost("a"), 111.0)) == []
@@ -181,41 +178,35 @@ class TestEarlyDeaths:
         assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 112.0)) == []
         assert fleet.unsettled == ()
 
-    def test_one_that_was_to_stay_stops_the_change(self) -> None:
+    def test_one_that_was_to_stay_stops_the_change(self, fleet: FleetChanges) -> None:
         """The new configuration counts on it. What the change was for is decided again, with the loss."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("b"), 105.0)) == [e.DropKv("b"), e.AbandonChange(1)]
         assert without_wakeups(fleet.handle(e.ChangeEnded(1, False), 106.0)) == [
             e.BeginChange(2, (e.Leaving("b", 105.0, lost=True), e.Leaving("a", 130.0)))
         ]
 
-    def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self) -> None:
-        """An abandoned change that ended all the same has settled what it was for, so only the loss is left."""
-        fleet = FleetChanges(AT_ONCE)
+    def test_an_abandoned_change_that_ended_all_the_same_has_settled_what_it_was_for(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceLost("b"), 105.0)
         assert begun(fleet.handle(e.ChangeEnded(1, True), 106.0)) == e.BeginChange(
             2, (e.Leaving("b", 105.0, lost=True),)
         )
 
-    def test_a_deadline_that_comes_is_a_loss(self) -> None:
+    def test_a_deadline_that_comes_is_a_loss(self, fleet: FleetChanges) -> None:
         """At the deadline an instance counts as lost, without a report."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert without_wakeups(fleet.handle(e.FleetTick(), 129.9)) == []
         assert without_wakeups(fleet.handle(e.FleetTick(), 130.0)) == [e.DropKv("a")]
         assert without_wakeups(fleet.handle(e.InstanceLost("a"), 130.5)) == []
 
-    def test_a_notice_of_no_time_is_a_loss(self) -> None:
-        fleet = FleetChanges(AT_ONCE)
+    def test_a_notice_of_no_time_is_a_loss(self, fleet: FleetChanges) -> None:
         assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 100.0), 100.0)) == [
             e.DropKv("a"),
             e.BeginChange(1, (e.Leaving("a", 100.0, lost=True),)),
         ]
 
-    def test_one_whose_interruption_is_settled_costs_nothing(self) -> None:
-        fleet = FleetChanges(AT_ONCE)
+    def test_one_whose_interruption_is_settled_costs_nothing(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.ChangeEnded(1, True), 110.0)
         assert fleet.handle(e.InstanceLost("a"), 120.0) == []
@@ -241,9 +232,8 @@ class TestNestedNotices:
             2, (e.Leaving("c", 123.0), e.Leaving("b", 124.0), e.Leaving("a", 130.0))
         )
 
-    def test_it_is_abandoned_as_soon_as_it_is_known_to_last_too_long(self) -> None:
+    def test_it_is_abandoned_as_soon_as_it_is_known_to_last_too_long(self, fleet: FleetChanges) -> None:
         """The plan may come after the notice, and a deadline may move."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.InstanceNoticed("b", 115.0), 100.5)
         assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == [e.AbandonChange(1)]
@@ -253,9 +243,8 @@ class TestNestedNotices:
         assert without_wakeups(fleet.handle(e.ChangeExpected(1, 120.0), 101.0)) == []
         assert without_wakeups(fleet.handle(e.InstanceNoticed("b", 119.0), 102.0)) == [e.AbandonChange(1)]
 
-    def test_another_deadline_of_a_leaving_instance_is_reported_to_the_change(self) -> None:
+    def test_another_deadline_of_a_leaving_instance_is_reported_to_the_change(self, fleet: FleetChanges) -> None:
         """Another deadline of a leaving instance is passed to the change, which arranges its requests again."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         assert fleet.handle(e.InstanceNoticed("a", 115.0), 101.0) == [
             e.MoveDeadline(1, "a", 115.0),
@@ -273,9 +262,8 @@ class TestWithdrawal:
         assert begun(fleet.handle(e.FleetTick(), 101.0)) is None
 
     @pytest.mark.parametrize("during", [True, False])
-    def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool) -> None:
+    def test_during_or_after_the_change_it_is_a_newcomer(self, during: bool, fleet: FleetChanges) -> None:
         """An instance withdrawn during or after the change is a newcomer, for its place has been taken away."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         if during:
             fleet.handle(e.NoticeWithdrawn("a"), 105.0)
@@ -285,34 +273,25 @@ class TestWithdrawal:
             commands = fleet.handle(e.NoticeWithdrawn("a"), 105.0)
         assert begun(commands) == e.BeginChange(2, (), (e.Joining("a", 105.0),))
 
-    def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self) -> None:
-        """An instance withdrawn and noticed again during the change counts as leaving, also if that change fails."""
-        fleet = FleetChanges(AT_ONCE)
+    def test_withdrawn_and_given_again_during_the_change_it_is_what_it_was(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
         assert without_wakeups(fleet.handle(e.InstanceNoticed("a", 140.0), 106.0)) == [e.MoveDeadline(1, "a", 140.0)]
         fleet.handle(e.ChangeEnded(1, False), 107.0)
         assert begun(fleet.handle(e.FleetTick(), 108.0)) == e.BeginChange(2, (e.Leaving("a", 140.0),))
 
-    def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self) -> None:
-        fleet = FleetChanges(AT_ONCE)
+    def test_withdrawn_and_lost_during_the_change_it_costs_its_kv(self, fleet: FleetChanges) -> None:
         fleet.handle(e.InstanceNoticed("a", 130.0), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 105.0)
         assert without_wakeups(fleet.handle(e.InstanceLost("a"), 106.0)) == [e.DropKv("a")]
         assert without_wakeups(fleet.handle(e.ChangeEnded(1, True), 110.0)) == []
 
-    def test_of_one_that_is_gone_it_means_nothing(self) -> None:
+    def test_of_one_that_is_gone_it_means_nothing(self, fleet: FleetChanges) -> None:
         """A withdrawn notice of a lost instance does not bring it back."""
-        fleet = FleetChanges(AT_ONCE)
         fleet.handle(e.InstanceLost("a"), 100.0)
         fleet.handle(e.NoticeWithdrawn("a"), 101.0)
         fleet.handle(e.ChangeEnded(1, True), 110.0)
         assert fleet.handle(e.NoticeWithdrawn("a"), 111.0) == []
-
-
-def test_limits_below_0_are_refused() -> None:
-    with pytest.raises(ValueError, match="retry_s"):
-        FleetLimits(retry_s=-1.0)
 
 
 NAMES = st.sampled_from("abcdeuv")

@@ -118,7 +118,6 @@ class TestRunningOn:
     """The pipelines that need not stop."""
 
     def test_all_run_on_where_pipelines_are_added(self) -> None:
-        """All old pipelines run on where pipelines are added, those without requests included."""
         inheritance = after(deployed("3,2,2,2", [1, 2], [], [3]), "5,2,2,2")
         assert inheritance.running_on == {0: 0, 1: 1, 2: 2}
 
@@ -153,13 +152,11 @@ class TestRunningOn:
         assert inheritance.running_on == {1: 1}
 
     def test_a_pipeline_that_gives_a_request_up_does_not(self) -> None:
-        """A pipeline that gives a request up does not run on, for its batch changes."""
         inheritance = after(deployed("2,1,1,2", [5, 4], [3]), "2,1,1,1")
         assert ids(inheritance) == {0: "0a", 1: "0b"}
         assert inheritance.running_on == {}
 
     def test_a_pipeline_that_takes_one_in_for_one_that_it_gives_up_does_not(self) -> None:
-        """A pipeline that gives up one request and takes in another stops, although it has as many."""
         inheritance = after(deployed("2,1,1,2", [9, 1], [8, 1]), "1,1,1,2")
         assert ids(inheritance) == {0: "0a 1a"}
         assert inheritance.running_on == {}

@@ -240,10 +240,3 @@ class TestAgain:
         before = arrange(NOW, NOTICE, self.REQUESTS)
         after = rearrange(NOW + 1.0, NOTICE, before, [running("new", 100), *self.REQUESTS])
         assert [each.choice_id for each in after] == ["new", "small", "large"]
-
-
-def test_what_makes_no_sense_is_refused() -> None:
-    with pytest.raises(ValueError, match="step_s"):
-        DecodePace(0.0, 0.0)
-    with pytest.raises(ValueError, match="until_boundary_s"):
-        DecodePace(-0.1, 1.0)

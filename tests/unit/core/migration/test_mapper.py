@@ -171,7 +171,6 @@ class TestIdle:
         assert sorted(device.instance for device in mapped.positions) == ["i0", "i1"]
 
     def test_of_equals_the_later_is_idle(self) -> None:
-        """Of equal instances, and of equal devices of one instance, the later ones are idle."""
         before = Deployment(ParallelConfig(1, 1, 1), fleet(2, 2, 2, 2))
         mapped = after(before, "1,2,1")
         assert sorted(mapped.positions) == [Device("i0", 0), Device("i0", 1)]
@@ -183,7 +182,6 @@ class TestLeaving:
     """Instances with notice of their interruption."""
 
     def test_leaving_instances_get_nothing(self) -> None:
-        """Leaving instances get no position, though they hold everything."""
         mapped = after(deployed("1,1,2", 2, leaves=(0,), come=(2,)), "1,1,2")
         assert of_instance(mapped, "i0") == []
         assert mapped.kept_weight_bytes == 0

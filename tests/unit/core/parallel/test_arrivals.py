@@ -73,9 +73,3 @@ def test_merged_requests_count_in_any_order() -> None:
     assert window.cv(105.0) == pytest.approx(0.0)
     window.merge([106.0, 140.0], 140.0)
     assert window.rate(140.0) == pytest.approx(1 / 30)
-
-
-@pytest.mark.parametrize(("window_s", "least_span_s"), [(0.0, 0.0), (30.0, 0.0), (3.0, 5.0)])
-def test_a_window_without_length_is_refused(window_s: float, least_span_s: float) -> None:
-    with pytest.raises(ValueError, match="`least_span_s`"):
-        ArrivalWindow(window_s, least_span_s=least_span_s)

@@ -54,7 +54,6 @@ def test_prompts_of_other_lengths_are_taken_in_proportion() -> None:
 
 
 def test_a_batch_between_two_measured_ones_costs_as_the_larger() -> None:
-    """A batch of three costs as much as one of four, the next larger measured size."""
     three = ParallelConfig.parse("1,1,2,3")
     assert TABLES.step_s(three) == TABLES.step_s(replace(three, max_batch=4))
 

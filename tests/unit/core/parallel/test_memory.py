@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
-
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.memory import LeastDevices, RealMemory
 from tests.unit.core.parallel.builders import MODEL, engine_shape, machine
@@ -76,10 +74,3 @@ def test_the_published_rule_counts_devices_of_a_pipeline() -> None:
     limit = LeastDevices(12)
     assert limit.allows(ParallelConfig(1, 3, 4), machine(memory_bytes=1))
     assert not limit.allows(ParallelConfig(5, 2, 4), machine())
-
-
-def test_memory_below_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="usable"):
-        RealMemory(MODEL, 10, usable_share=1.1)
-    with pytest.raises(ValueError, match="memory sizes"):
-        RealMemory(MODEL, 10, buffer_bytes=-1)

@@ -32,15 +32,6 @@ def small(**changes: object) -> Policy:
     return Policy(**{**usual, **changes})  # type: ignore[arg-type]
 
 
-def test_a_load_that_can_be_met_is_met_with_the_least_latency() -> None:
-    supplies = [Supply(machine(), 3, 2)]
-    choice = chosen(LOAD, supplies)
-    tried = list(every(LOAD, supplies, ANY, Policy()))
-    least_s = min(one.latency_s for one in tried if one.throughput >= LOAD.arrival_rate)
-    assert choice.meets_demand
-    assert choice.request_s <= least_s * 1.0100001
-
-
 def test_a_load_that_cannot_be_met_gets_the_greatest_throughput() -> None:
     """Under a load above every throughput the latency is infinite, and the configuration of greatest throughput is chosen."""
     supplies = [Supply(machine(), 1, 1)]
@@ -144,15 +135,6 @@ def test_phases_may_be_on_types_of_their_own() -> None:
     assert choice.meets_demand
 
 
-def test_either_is_no_worse_than_both() -> None:
-    supplies = [Supply(machine(devices=4, cost=scaled()), 4)]
-    latencies = [
-        chosen(LOAD, supplies, Policy(phases=phases, latency_slack=0.0)).request_s
-        for phases in (Phases.EITHER, Phases.TOGETHER, Phases.SPLIT)
-    ]
-    assert latencies[0] == min(latencies)
-
-
 def test_a_type_that_is_too_small_gives_nothing() -> None:
     """Pipelines of the small type would not fit, those of the other type do."""
     supplies = [Supply(machine("small", memory_bytes=1_000_000), 9), Supply(machine("large"), 2)]
@@ -187,29 +169,7 @@ def test_a_thousand_devices_are_answered() -> None:
     assert choice.request_s <= 30.0
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"batch_sizes": ()}, "batch_sizes"),
-        ({"pipeline_degrees": (0, 1)}, "pipeline_degrees"),
-        ({"latency_slack": -0.1}, "latency_slack"),
-        ({"spare_instances": -1}, "spare_instances"),
-    ],
-)
-def test_a_policy_that_is_none_is_refused(changes: dict[str, object], why: str) -> None:
-    with pytest.raises(ValueError, match=why):
-        small(**changes)
-
-
-def test_a_demand_that_is_none_is_refused() -> None:
-    with pytest.raises(ValueError, match="at least 0"):
-        ServiceDemand(-1.0)
-    with pytest.raises(ValueError, match="1 token"):
-        ServiceDemand(1.0, output_tokens=0)
-
-
 def test_with_phases_apart_a_request_waits_twice() -> None:
-    """With split phases a request waits for its prompt and again for its decoding."""
     supplies = [Supply(machine(devices=2, cost=scaled()), 1)]
     cost, demand = scaled(), ServiceDemand(2.0, 1.0, 100, 5)
     choice = chosen(demand, supplies, small(phases=Phases.SPLIT))

@@ -98,6 +98,18 @@ class ReshapeBench(PlannerBench):
             self.pass_time(0.1)
         return None
 
+    def accepted(self, config: str, *, dry_run: bool = False) -> tuple[m.ReshapeReply, m.PredictedReshape]:
+        """Order a configuration that is accepted; return the answer, and what it predicts."""
+        reply = self.reshape(config, dry_run=dry_run)
+        assert reply is not None and reply.accepted and reply.prediction is not None, reply
+        return reply, reply.prediction
+
+    def refusal(self, config: str) -> str:
+        """Order a configuration that is refused; return why."""
+        reply = self.reshape(config)
+        assert reply is not None and not reply.accepted
+        return reply.detail
+
     def pass_time(self, seconds: float) -> None:
         """Let time pass: leaders form their groups, workers drain, and those that hold nothing leave."""
         for _ in range(round(seconds * 10)):

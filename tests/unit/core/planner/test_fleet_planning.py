@@ -74,9 +74,13 @@ def orders(commands: Sequence[c.PlannerCommand]) -> list[m.FleetOrder]:
     return [each.order for each in commands if isinstance(each, c.PublishFleetOrder)]
 
 
-def test_an_order_is_repeated_each_second_until_it_is_carried_out() -> None:
+@pytest.fixture
+def planning() -> Planning:
+    return Planning("one")
+
+
+def test_an_order_is_repeated_each_second_until_it_is_carried_out(planning: Planning) -> None:
     """Its number grows; a new term begins with another purchase, and number 1."""
-    planning = Planning("one")
     (first,) = orders(planning.advance())
     assert orders(planning.advance(0.5)) == []
     (second,) = orders(planning.advance(0.5))
@@ -92,9 +96,8 @@ def test_an_order_is_repeated_each_second_until_it_is_carried_out() -> None:
     assert third.purchases[0].token != first.purchases[0].token
 
 
-def test_nothing_is_ordered_without_a_report_that_is_new_enough() -> None:
+def test_nothing_is_ordered_without_a_report_that_is_new_enough(planning: Planning) -> None:
     """Neither bought nor re-shaped: what was wanted then may not be there any more."""
-    planning = Planning("one")
     assert planning.advance(reports=False) == []
     planning.knows_the_model()
     planning.run("i0", "one", "i0")
@@ -117,10 +120,13 @@ def test_nothing_is_ordered_without_a_report_that_is_new_enough() -> None:
     ],
 )
 def test_a_report_that_comes_late_changes_nothing(
-    watcher_id: str, incarnation: int, after_s: float, is_taken: bool
+    watcher_id: str,
+    incarnation: int,
+    after_s: float,
+    is_taken: bool,
+    planning: Planning,
 ) -> None:
     """Also one of a watcher that has been replaced; a watcher's later incarnation counts whatever its clock says."""
-    planning = Planning("one")
     planning.fleet.reported(planning.report(), planning.now)
     other = planning.report(watcher_id=watcher_id, incarnation=incarnation, at_s=planning.now + after_s)
     planning.fleet.reported(other, planning.now)
@@ -147,9 +153,8 @@ def test_an_instance_is_ready_once_all_of_its_devices_are() -> None:
 @pytest.mark.parametrize(
     "fields", [{"leaves_at_s": 1030.0, "state": InstanceState.LEAVING}, {"state": InstanceState.GONE}]
 )
-def test_an_instance_that_goes_is_not_ready(fields: dict[str, object]) -> None:
+def test_an_instance_that_goes_is_not_ready(fields: dict[str, object], planning: Planning) -> None:
     """Its devices may beat on for a while."""
-    planning = Planning("one")
     planning.knows_the_model()
     planning.run("i0", "one", "i0", **fields)
     planning.advance()
@@ -172,9 +177,8 @@ def test_devices_of_other_types_and_of_no_instance_get_no_position() -> None:
     assert order is not None and order.device_ids == {"i1"}
 
 
-def test_a_re_shape_that_came_to_nothing_is_ordered_again_after_a_rest_that_doubles() -> None:
+def test_a_re_shape_that_came_to_nothing_is_ordered_again_after_a_rest_that_doubles(planning: Planning) -> None:
     """Refused and abandoned ones look alike: the mesh takes orders again, and serves something else."""
-    planning = Planning("one")
     planning.knows_the_model()
     planning.run("i0", "one", "i0")
     ordered = []
@@ -188,8 +192,7 @@ def test_a_re_shape_that_came_to_nothing_is_ordered_again_after_a_rest_that_doub
     assert gaps[2:] in ([], [4 * REST_S + 1.0])
 
 
-def test_what_serves_already_is_not_ordered_and_ends_the_rest() -> None:
-    planning = Planning("one")
+def test_what_serves_already_is_not_ordered_and_ends_the_rest(planning: Planning) -> None:
     planning.knows_the_model()
     planning.run("i0", "one", "i0")
     planning.advance()
@@ -201,8 +204,7 @@ def test_what_serves_already_is_not_ordered_and_ends_the_rest() -> None:
     assert planning.wanted() is not None
 
 
-def test_the_model_is_asked_of_one_device_each_second() -> None:
-    planning = Planning("one")
+def test_the_model_is_asked_of_one_device_each_second(planning: Planning) -> None:
     planning.run("i0", "one", "i0")
     planning.run("i1", "one", "i1")
     asked = [each for _ in range(4) for each in planning.advance(0.5) if isinstance(each, m.Send)]
@@ -226,9 +228,8 @@ def test_the_view_says_why_there_is_no_fleet_and_what_serves() -> None:
     assert uneven.serving == "1,1,1+1,1,2"
 
 
-def test_more_requests_than_can_be_served_have_no_time_in_the_view() -> None:
+def test_more_requests_than_can_be_served_have_no_time_in_the_view(planning: Planning) -> None:
     """Not an infinite one, which no message carries."""
-    planning = Planning("one")
     planning.knows_the_model()
     planning.run("i0", "one", "i0")
     arrivals = tuple(planning.now + number / 1e5 for number in range(20_000))

@@ -202,12 +202,10 @@ def test_an_operators_re_shape_goes_on_where_what_an_earlier_change_began_is_los
     """It was to leave anyway."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0", "s1"))
     bench.forms = False
-    reply = bench.reshape("1,2,1")
-    assert reply is not None and reply.accepted
+    bench.accepted("1,2,1")
     (late,) = bench.deployment.new
     bench.pass_time(PlannerPolicy().form_s + 1.0)
-    reply = bench.reshape("2,1,1")
-    assert reply is not None and reply.accepted
+    bench.accepted("2,1,1")
     bench.drains_reach = False
     bench.serve(late)
     bench.pass_time(0.2)
@@ -296,12 +294,9 @@ def test_an_operators_re_shape_leaves_out_a_device_that_has_to_leave() -> None:
     """And is refused with that reason where too few are left."""
     bench = ReshapeBench(group("mixed-0", "d0", "d1"), spare=("s0",))
     bench.feed(notice("s0", bench.now + NOTICE_S))
-    reply = bench.reshape("1,3,1")
-    assert reply is not None and not reply.accepted
-    assert reply.detail.startswith("1,3,1 needs 3 devices, and 2 answer, and s0 has to leave;")
-    reply = bench.reshape("1,2,1")
-    assert reply is not None and reply.accepted and reply.prediction is not None
-    assert reply.prediction.groups[0].device_ids == ("d0", "d1")
+    assert bench.refusal("1,3,1").startswith("1,3,1 needs 3 devices, and 2 answer, and s0 has to leave;")
+    _, prediction = bench.accepted("1,2,1")
+    assert prediction.groups[0].device_ids == ("d0", "d1")
 
 
 def test_a_planner_that_takes_over_learns_of_the_notice_and_continues() -> None:

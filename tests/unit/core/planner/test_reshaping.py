@@ -24,8 +24,7 @@ def two_stages(*held: m.SurveyedSequence, forms: bool = True) -> ReshapeBench:
     bench = ReshapeBench(group("mixed-0", "d0", "d1"))
     bench.forms = forms
     bench.held["mixed-0"] = list(held)
-    reply = bench.reshape("1,2,1")
-    assert reply is not None and reply.accepted
+    bench.accepted("1,2,1")
     return bench
 
 
@@ -106,8 +105,7 @@ def test_groups_that_do_not_serve_in_time_are_abandoned(appears: bool) -> None:
     assert [drain.worker_id for _, drain in bench.drains] == (["mixed-c1-0"] if appears else [])
     assert all(drain.deadline_s == at_s and drain.devices_stay for at_s, drain in bench.drains)
     bench.forms = True
-    reply = bench.reshape("1,2,1")
-    assert reply is not None and reply.accepted
+    bench.accepted("1,2,1")
 
 
 def test_a_group_that_forms_after_the_re_shape_was_abandoned_leaves() -> None:
@@ -309,8 +307,7 @@ def test_late_and_unknown_answers_of_devices_change_nothing() -> None:
     bench.feed(bench.devices["d0"])
     bench.feed(c.TermHeld(5, 1e12))
     bench.feed(bench.devices["d0"])
-    reply = bench.reshape("1,1,1")
-    assert reply is not None and not reply.accepted
+    bench.refusal("1,1,1")
 
 
 def test_a_plan_survives_the_store() -> None:

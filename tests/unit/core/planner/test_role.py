@@ -13,6 +13,11 @@ from spotwise.core.planner.policy import PlannerPolicy
 from tests.unit.core.planner.bench import NOTICE_S, PlannerBench, notice, sequence
 
 
+@pytest.fixture
+def bench() -> PlannerBench:
+    return PlannerBench()
+
+
 def test_without_a_term_nothing_is_sent() -> None:
     """Another planner acts; this one takes over with all that it has heard."""
     bench = PlannerBench(term=None)
@@ -41,8 +46,7 @@ def test_a_term_that_is_over_orders_nothing(lost: bool) -> None:
     assert bench.moves == bench.given_back == []
 
 
-def test_a_plan_is_in_the_store_before_anything_is_ordered() -> None:
-    bench = PlannerBench()
+def test_a_plan_is_in_the_store_before_anything_is_ordered(bench: PlannerBench) -> None:
     bench.held["a"] = [sequence()]
     bench.stores = False
     bench.drain()
@@ -55,8 +59,7 @@ def test_a_plan_is_in_the_store_before_anything_is_ordered() -> None:
 
 
 @pytest.mark.parametrize("by", ["a watcher's report", "the worker's heartbeat"])
-def test_each_sign_of_a_notice_is_enough(by: str) -> None:
-    bench = PlannerBench()
+def test_each_sign_of_a_notice_is_enough(by: str, bench: PlannerBench) -> None:
     bench.held["a"] = [sequence()]
     if by == "the worker's heartbeat":
         deadline_s = bench.drain()
@@ -71,9 +74,8 @@ def test_each_sign_of_a_notice_is_enough(by: str) -> None:
 
 
 @pytest.mark.parametrize("silent_s", [3.0, 10.0], ids=["as its loss is told", "long after"])
-def test_a_worker_that_was_silent_and_is_back_leaves_as_any_other(silent_s: float) -> None:
+def test_a_worker_that_was_silent_and_is_back_leaves_as_any_other(silent_s: float, bench: PlannerBench) -> None:
     """It was taken for lost, in the same incarnation: its requests would stay until its end."""
-    bench = PlannerBench()
     bench.held["a"] = [sequence()]
     worker = bench.workers.pop("a")
     bench.pass_time(silent_s)
@@ -98,9 +100,8 @@ def test_a_withdrawn_notice_counts_unless_the_worker_drains() -> None:
         assert len(bench.moves) == moves
 
 
-def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that() -> None:
+def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that(bench: PlannerBench) -> None:
     """The worker keeps what it has, and a later notice of another worker does not wait."""
-    bench = PlannerBench()
     bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
     bench.feed(notice("a", bench.now + NOTICE_S))
     bench.pass_time(3.0)
@@ -110,8 +111,7 @@ def test_a_notice_that_is_withdrawn_in_the_midst_of_a_change_ends_that() -> None
     assert {choice_id for _, choice_id, _ in bench.moves} == {"s"}
 
 
-def test_a_notice_that_comes_again_after_its_withdrawal_counts() -> None:
-    bench = PlannerBench()
+def test_a_notice_that_comes_again_after_its_withdrawal_counts(bench: PlannerBench) -> None:
     bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
     bench.drain("b")
     bench.feed(notice("a", bench.now + NOTICE_S))
@@ -123,8 +123,7 @@ def test_a_notice_that_comes_again_after_its_withdrawal_counts() -> None:
     assert {choice_id for _, choice_id, _ in bench.moves} == {"r", "s"}
 
 
-def test_a_deadline_that_comes_sooner_brings_the_order_forward() -> None:
-    bench = PlannerBench()
+def test_a_deadline_that_comes_sooner_brings_the_order_forward(bench: PlannerBench) -> None:
     bench.held["a"] = [sequence()]
     bench.drain(notice_s=60.0)
     bench.pass_time(5.0)
@@ -154,9 +153,8 @@ def test_a_successor_goes_on_with_the_plan() -> None:
     assert second.changes[0].change == first.plans[-1].change + 1
 
 
-def test_a_worker_that_is_gone_or_empty_ends_the_change() -> None:
+def test_a_worker_that_is_gone_or_empty_ends_the_change(bench: PlannerBench) -> None:
     """A worker that holds nothing is over once it drains, for until then it may get more."""
-    bench = PlannerBench()
     bench.held["a"] = []
     bench.feed(notice("a", bench.now + NOTICE_S))
     bench.pass_time(2.0)
@@ -174,9 +172,8 @@ def test_a_worker_that_is_gone_or_empty_ends_the_change() -> None:
     assert gone.moves == []
 
 
-def test_a_second_notice_in_the_midst_of_a_change_is_covered_too() -> None:
+def test_a_second_notice_in_the_midst_of_a_change_is_covered_too(bench: PlannerBench) -> None:
     """The change is abandoned for one with both, and what was ordered stays ordered."""
-    bench = PlannerBench()
     bench.held = {"a": [sequence("r")], "b": [sequence("s")]}
     bench.drain("a")
     bench.pass_time(3.0)
@@ -194,8 +191,7 @@ def test_moves_can_be_switched_off() -> None:
     assert (bench.sent, bench.plans) == ([], [])
 
 
-def test_a_plan_names_requests_and_targets() -> None:
-    bench = PlannerBench()
+def test_a_plan_names_requests_and_targets(bench: PlannerBench) -> None:
     bench.held["a"] = [sequence()]
     deadline_s = bench.drain()
     bench.pass_time(NOTICE_S - 1.5)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from spotwise.core.messages import mesh as m
-from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.messages.members import MemberKind
 from spotwise.core.scheduler.role import SchedulerLimits
 from tests.unit.core.builders import plain_member, sent, worker_member
 from tests.unit.core.scheduler_bench import PROMPT, TOKEN, SchedulerBench, cancels, reserved, submission
@@ -64,12 +64,6 @@ class TestSlowGateways:
             bench.feed(worker_member("t"), after_s=1.0)
             assert cancels(bench.feed(m.Tick(), after_s=0.9)) == []
         assert len(cancels(bench.feed(m.Tick(), after_s=1.0))) == 2
-
-    def test_one_that_leaves_is_gone_at_once(self) -> None:
-        bench = SchedulerBench(PROMPT, TOKEN, gateway(), limits=LIMITS)
-        bench.assign()
-        left = plain_member("g", MemberKind.GATEWAY, state=MemberState.LEFT)
-        assert len(cancels(bench.feed(left))) == 2
 
 
 class TestTimeAway:

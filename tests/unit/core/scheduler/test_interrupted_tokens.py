@@ -131,7 +131,3 @@ def test_long_answers_go_to_machines_that_stay_and_fewer_tokens_are_interrupted(
     assert by_life.share_that_stays(LONG) > by_queue.share_that_stays(LONG) + 0.1
     assert by_life.share_that_stays(LONG) > by_life.share_that_stays(SHORT) + 0.1
     assert by_life.prompts == by_queue.prompts
-
-
-def test_the_same_run_has_the_same_outcome() -> None:
-    assert SmallFleet(20.0, 7).run(300) == SmallFleet(20.0, 7).run(300)

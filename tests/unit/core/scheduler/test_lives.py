@@ -41,6 +41,12 @@ class LivesBench:
         return None if life is None else round(life.hazard.expected_ends(life.age_s, 1.0), 9)
 
 
+@pytest.fixture
+def bench() -> LivesBench:
+    """Worker `i`."""
+    return LivesBench("i")
+
+
 class TestInstances:
     """Which instances a worker depends on."""
 
@@ -78,9 +84,8 @@ class TestInstances:
         bench.report(fleet(instance("i", zone="z1"), instance("j", zone="z2"), hazards={"a": 0.01, "a/z1": 0.02}))
         assert (bench.per_s("i"), bench.per_s("j")) == (0.02, 0.01)
 
-    def test_the_hazard_is_that_of_the_instances_age(self) -> None:
+    def test_the_hazard_is_that_of_the_instances_age(self, bench: LivesBench) -> None:
         """It changes with the age, and with the instance of the same name that replaces it."""
-        bench = LivesBench("i")
         by_age = {"a": PiecewiseHazard((0.0, 600.0), (0.01, 0.001))}
         bench.report(fleet(instance("i", launched_s=NOW - 10), hazards=by_age))
         assert bench.per_s("i") == 0.01
@@ -90,9 +95,8 @@ class TestInstances:
         bench.report(fleet(instance("i", launched_s=bench.now), hazards=by_age, at_s=bench.now + 1))
         assert bench.per_s("i") == 0.01
 
-    def test_an_instance_launched_in_the_future_is_new(self) -> None:
+    def test_an_instance_launched_in_the_future_is_new(self, bench: LivesBench) -> None:
         """The provider's clock may be ahead."""
-        bench = LivesBench("i")
         bench.report(fleet(instance("i", launched_s=NOW + 5), hazards={"a": 0.01}))
         assert bench.per_s("i") == 0.01
 
@@ -145,8 +149,7 @@ class TestGroups:
 class TestReports:
     """Which reports count."""
 
-    def test_a_late_or_repeated_report_changes_nothing(self) -> None:
-        bench = LivesBench("i")
+    def test_a_late_or_repeated_report_changes_nothing(self, bench: LivesBench) -> None:
         bench.report(fleet(instance("i"), hazards={"a": 0.01}, at_s=NOW, incarnation=2))
         bench.report(fleet(instance("i"), hazards={"a": 0.5}, at_s=NOW - 1, incarnation=2))
         bench.report(fleet(instance("i"), hazards={"a": 0.5}, at_s=NOW, incarnation=2))
@@ -155,9 +158,8 @@ class TestReports:
         bench.report(fleet(instance("i"), hazards={"a": 0.02}, at_s=NOW - 1, incarnation=3))
         assert bench.per_s("i") == 0.02
 
-    def test_another_watcher_counts_once_the_last_report_does_not(self) -> None:
+    def test_another_watcher_counts_once_the_last_report_does_not(self, bench: LivesBench) -> None:
         """Two watchers with a provider do not alternate."""
-        bench = LivesBench("i")
         bench.report(fleet(instance("i"), hazards={"a": 0.01}))
         bench.now += REPORT_COUNTS_S - 1
         bench.report(fleet(instance("i"), hazards={"a": 0.5}, watcher="other", at_s=bench.now))
@@ -166,8 +168,7 @@ class TestReports:
         bench.report(fleet(instance("i"), hazards={"a": 0.5}, watcher="other", at_s=bench.now))
         assert bench.per_s("i") == 0.5
 
-    def test_after_a_while_without_reports_nothing_is_known(self) -> None:
-        bench = LivesBench("i")
+    def test_after_a_while_without_reports_nothing_is_known(self, bench: LivesBench) -> None:
         bench.report(fleet(instance("i"), instance("j"), hazards={"a": 0.01}))
         bench.lives.expire(NOW + REPORT_COUNTS_S - 0.1)
         assert bench.per_s("i") == 0.01
@@ -175,14 +176,12 @@ class TestReports:
         bench.join("j")
         assert (bench.per_s("i"), bench.per_s("j")) == (None, None)
 
-    def test_a_report_that_was_long_on_its_way_is_ignored(self) -> None:
-        bench = LivesBench("i")
+    def test_a_report_that_was_long_on_its_way_is_ignored(self, bench: LivesBench) -> None:
         bench.report(fleet(instance("i"), hazards={"a": 0.01}, at_s=NOW - REPORT_COUNTS_S))
         assert bench.per_s("i") is None
 
-    def test_a_watchers_clock_that_was_ahead_stops_reports_for_a_while_only(self) -> None:
+    def test_a_watchers_clock_that_was_ahead_stops_reports_for_a_while_only(self, bench: LivesBench) -> None:
         """Set back, its reports count again once the last does not."""
-        bench = LivesBench("i")
         bench.report(fleet(instance("i"), hazards={"a": 0.01}, at_s=NOW + 3600))
         bench.now += REPORT_COUNTS_S
         bench.report(fleet(instance("i"), hazards={"a": 0.02}, at_s=bench.now))

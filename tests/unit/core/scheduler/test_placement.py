@@ -42,15 +42,10 @@ class TestPrefixes:
 
     def test_what_is_held_shortens_the_queue(self) -> None:
         """Cached tokens shorten the queue: 70 waiting and 10 to compute beat 100 elsewhere; with 71 to compute they do not."""
-        holder, other = prompt_worker("p2", pending=70), prompt_worker("p1")
-        assert choice(holder, other, worker_member("t"), prompt_tokens=100, kv_tokens=110, held={"p2": 90}) == (
-            "p2",
-            "t",
-        )
-        assert choice(holder, other, worker_member("t"), prompt_tokens=100, kv_tokens=110, held={"p2": 29}) == (
-            "p1",
-            "t",
-        )
+        workers = [prompt_worker("p2", pending=70), prompt_worker("p1"), worker_member("t")]
+        for held, prompt_side in ((90, "p2"), (29, "p1")):
+            found = choice(*workers, prompt_tokens=100, kv_tokens=110, held={"p2": held})
+            assert found == (prompt_side, "t")
 
     def test_ties_go_to_the_smaller_id_whatever_the_workers_hold(self) -> None:
         """Equal queues are decided by the smaller id, without regard to cached prefixes."""
@@ -225,7 +220,6 @@ class TestShortPools:
         assert self.short(prompt_worker("p"), worker_member("t", prompts_in_place=1)) == ()
 
     def test_the_one_that_sent_work_to_others(self) -> None:
-        """The short pool is the one that sent work to others, or both are."""
         full_p, full_t = prompt_worker("p", pending=90), worker_member("t", free=1)
         assert self.short(full_p, worker_member("t")) == (Pool.PROMPT,)
         assert self.short(prompt_worker("p"), full_t) == (Pool.TOKEN,)

@@ -15,12 +15,8 @@ class TestPromptsSpillOver:
 
     def test_a_queue_that_is_empty_is_never_over(self) -> None:
         """An empty queue is within any threshold: a prompt longer than the threshold must be placed."""
-        long = {"prompt_tokens": 500, "kv_tokens": 510}
-        assert chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), **long) == (
-            "p",
-            "t",
-            PlacedBy.HOME_POOL,
-        )
+        found = chosen(prompt_worker("p"), mixed_worker("m"), worker_member("t"), prompt_tokens=500, kv_tokens=510)
+        assert found == ("p", "t", PlacedBy.HOME_POOL)
 
     def test_the_threshold_itself_is_within(self) -> None:
         workers = [prompt_worker("p", pending=84), mixed_worker("m"), worker_member("t")]
@@ -40,11 +36,8 @@ class TestPromptsSpillOver:
         """A prompt worker with decodes is in the mixed pool, and still hands off: its home pool is the prompt pool."""
         away = prompt_worker("p2", decoding=1)
         assert chosen(self.FULL, away, worker_member("t")) == ("p2", "t", PlacedBy.MIXED_POOL)
-        assert chosen(self.FULL, away, mixed_worker("m", pending=1), worker_member("t")) == (
-            "p2",
-            "t",
-            PlacedBy.MIXED_POOL,
-        )
+        mixed = mixed_worker("m", pending=1)
+        assert chosen(self.FULL, away, mixed, worker_member("t")) == ("p2", "t", PlacedBy.MIXED_POOL)
 
     def test_a_prompt_worker_that_decodes_does_not_stand_in_the_prompt_pool(self) -> None:
         """One without decodes comes first, though its queue is longer."""
@@ -94,22 +87,15 @@ class TestTokensSpillOver:
         """A prompt worker that decodes serves in place, since no KV is sent to a worker of the prompt pool."""
         away = prompt_worker("p2", decoding=1, pending=50)
         assert chosen(prompt_worker("p1"), self.FULL, away) == ("p2", "p2", PlacedBy.MIXED_POOL)
-        owes_less = mixed_worker("m", owed=5)
-        assert chosen(prompt_worker("p1"), self.FULL, prompt_worker("p2", decoding=1, owed=9), owes_less) == (
-            "p1",
-            "m",
-            PlacedBy.MIXED_POOL,
-        )
+        more, less = prompt_worker("p2", decoding=1, owed=9), mixed_worker("m", owed=5)
+        assert chosen(prompt_worker("p1"), self.FULL, more, less) == ("p1", "m", PlacedBy.MIXED_POOL)
 
     def test_else_the_prompt_worker_with_the_shortest_queue_is_converted(self) -> None:
         """The prompt worker decodes what it has computed, if it has memory for all of it."""
         workers = [prompt_worker("p1", pending=50), prompt_worker("p2", pending=40), self.FULL]
         assert chosen(*workers) == ("p2", "p2", PlacedBy.CONVERSION)
-        assert chosen(prompt_worker("p1", free=1), prompt_worker("p2", pending=40), self.FULL) == (
-            "p2",
-            "p2",
-            PlacedBy.CONVERSION,
-        )
+        workers[0] = prompt_worker("p1", free=1)
+        assert chosen(*workers) == ("p2", "p2", PlacedBy.CONVERSION)
 
     def test_owed_tokens_count_where_a_bound_is_set(self) -> None:
         """An empty queue is never over; without a bound memory alone decides."""
@@ -117,11 +103,8 @@ class TestTokensSpillOver:
         workers = [prompt_worker("p"), worker_member("t", owed=35), mixed_worker("m", owed=30)]
         assert chosen(*workers, policy=bound) == ("p", "m", PlacedBy.MIXED_POOL)
         assert chosen(*workers) == ("p", "t", PlacedBy.HOME_POOL)
-        assert chosen(prompt_worker("p"), worker_member("t"), kv_tokens=99, policy=bound) == (
-            "p",
-            "t",
-            PlacedBy.HOME_POOL,
-        )
+        empty = [prompt_worker("p"), worker_member("t")]
+        assert chosen(*empty, kv_tokens=99, policy=bound) == ("p", "t", PlacedBy.HOME_POOL)
 
     def test_all_over_the_token_worker_that_owes_least(self) -> None:
         """With all over their thresholds the token worker comes before the mixed pool, if it has memory."""
@@ -133,6 +116,5 @@ class TestTokensSpillOver:
         assert chosen(full, over, worker_member("t", free=0), policy=bound) == ("p", "m", PlacedBy.ALL_OVER)
 
     def test_no_request_waits_while_a_worker_has_memory(self) -> None:
-        """While any worker has memory no request waits, even if its prompt queue is over the threshold."""
         assert chosen(prompt_worker("p", pending=90), self.FULL) == ("p", "p", PlacedBy.ALL_OVER)
         assert choice(prompt_worker("p", free=1), self.FULL, mixed_worker("m", free=1)) is None

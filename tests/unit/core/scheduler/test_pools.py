@@ -13,7 +13,6 @@ from spotwise.core.scheduler.pools import (
     Queue,
 )
 from spotwise.core.scheduler.ranking import Need
-from spotwise.core.scheduler.views import Assignment
 from tests.unit.core.builders import worker_member
 
 ANY = Need(1, 1, reserves=True)
@@ -40,18 +39,6 @@ class TestGroups:
         groups = [pools.group_of(worker_id) for worker_id in ("p", "pd", "t", "tp", "m")]
         assert groups == [PROMPT_ON_POOL, PROMPT_OFF_POOL, TOKEN_ON_POOL, TOKEN_OFF_POOL, MIXED]
         assert (pools.ready_at(Pool.PROMPT), pools.ready_at(Pool.TOKEN, Pool.MIXED), pools.ready) == (2, 3, 5)
-
-    def test_orders_reports_and_intents_move_a_worker(self) -> None:
-        """There and back, without a word from it."""
-        pools = pools_of(worker_member("t"))
-        pools.intend("t", "r", 10)
-        assert pools.group_of("t") == TOKEN_OFF_POOL
-        pools.drop_intended("t", "r")
-        assert pools.group_of("t") == TOKEN_ON_POOL
-        pools.assign("t", Assignment(1, 1000.0, prompt_tokens=10))
-        assert pools.group_of("t") == TOKEN_OFF_POOL
-        pools.reported(worker_member("t", seen=(("s", 1),)), "s", 1000.0)
-        assert pools.group_of("t") == TOKEN_ON_POOL
 
     def test_a_new_home_pool_is_the_one_the_worker_reports(self) -> None:
         pools = pools_of(worker_member("w"))

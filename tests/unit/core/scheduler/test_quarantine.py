@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.core.messages.members import QuarantinedPair
 from spotwise.core.scheduler.quarantine import FIRST_S, FORGOTTEN_S, LONGEST_S, TRIAL_S, Quarantine
 
@@ -14,6 +16,11 @@ def resting(now: float = 100.0) -> Quarantine:
     quarantine.failed(BAD, now)
     quarantine.failed(BAD, now)
     return quarantine
+
+
+@pytest.fixture
+def quarantine() -> Quarantine:
+    return resting()
 
 
 def test_one_failure_is_no_bad_pair() -> None:
@@ -39,17 +46,14 @@ def test_a_success_in_between_clears_a_pair() -> None:
     assert quarantine.avoided(103.0) == frozenset()
 
 
-def test_attempts_of_before_that_fail_late_prolong_nothing() -> None:
-    """Late failures of attempts from before the quarantine are counted, and do not prolong it."""
-    quarantine = resting()
+def test_attempts_of_before_that_fail_late_prolong_nothing(quarantine: Quarantine) -> None:
     for _ in range(20):
         quarantine.failed(BAD, 105.0)
     assert quarantine.shown(105.0) == (QuarantinedPair("p", "t", 22, 100.0 + FIRST_S),)
 
 
-def test_a_pair_is_tried_with_one_request_afterwards() -> None:
+def test_a_pair_is_tried_with_one_request_afterwards(quarantine: Quarantine) -> None:
     """During its trial a pair is avoided by other requests; after it, the pair is like any other."""
-    quarantine = resting()
     now = 100.0 + FIRST_S
     assert quarantine.avoided(now) == frozenset()
     quarantine.tried(BAD, now)
@@ -59,9 +63,7 @@ def test_a_pair_is_tried_with_one_request_afterwards() -> None:
     assert quarantine.avoided(now + TRIAL_S) == frozenset()
 
 
-def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
-    """Each quarantine is twice as long as the last, up to a bound, as long as its trials fail."""
-    quarantine = resting()
+def test_each_rest_is_twice_as_long_up_to_a_bound(quarantine: Quarantine) -> None:
     now, lengths = 100.0, []
     for _ in range(8):
         (shown,) = quarantine.shown(now)
@@ -74,17 +76,15 @@ def test_each_rest_is_twice_as_long_up_to_a_bound() -> None:
     assert lengths[-1] == LONGEST_S
 
 
-def test_a_trial_that_goes_well_ends_it() -> None:
-    quarantine = resting()
+def test_a_trial_that_goes_well_ends_it(quarantine: Quarantine) -> None:
     now = 100.0 + FIRST_S
     quarantine.tried(BAD, now)
     quarantine.succeeded(BAD, placed_s=now)
     assert not quarantine
 
 
-def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
+def test_a_worker_that_is_gone_takes_its_pairs_along(quarantine: Quarantine) -> None:
     """The worker's successor has a link of its own, and other pairs stay in quarantine."""
-    quarantine = resting()
     quarantine.failed(("p", "u"), 100.0)
     quarantine.failed(("p", "u"), 100.0)
     quarantine.forget("t")
@@ -93,9 +93,8 @@ def test_a_worker_that_is_gone_takes_its_pairs_along() -> None:
     assert not quarantine
 
 
-def test_old_news_is_forgotten() -> None:
+def test_old_news_is_forgotten(quarantine: Quarantine) -> None:
     """Old failures are forgotten, so that no pair's history is kept for ever."""
-    quarantine = resting()
     quarantine.expire(100.0 + FIRST_S + FORGOTTEN_S - 1.0)
     assert quarantine
     quarantine.expire(100.0 + FIRST_S + FORGOTTEN_S)

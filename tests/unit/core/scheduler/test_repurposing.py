@@ -49,7 +49,6 @@ class Watch:
 
 
 def test_a_token_worker_that_computed_prompts_for_most_of_a_window_becomes_a_prompt_worker() -> None:
-    """A token worker that computed prompts moves to a prompt pool that is short while its own is not."""
     assert Watch(P1, T1, T2).window(BUSY_T1, T1, 9, (Pool.PROMPT,)) == ChangeHomePool("t1", Pool.PROMPT)
 
 

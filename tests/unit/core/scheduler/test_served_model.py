@@ -71,7 +71,6 @@ def test_a_worker_with_other_weights_gets_no_request() -> None:
 
 
 def test_when_only_others_are_left_the_request_is_rejected() -> None:
-    """A request is rejected when all workers left have other weights, with that reason in the message."""
     bench = SchedulerBench(worker("t", "A"), worker("stray", "B", 2), limits=SchedulerLimits(max_unready_s=0.0))
     bench.feed(replace(worker("t", "A"), state=MemberState.LEFT))
     (rejection,) = only(bench.feed(submission()), m.RequestRejected)

@@ -305,7 +305,6 @@ def test_one_watcher_speaks_for_all() -> None:
 
 
 def test_a_watcher_without_heartbeats_reports_no_loss(watching: Watching) -> None:
-    """A watcher that receives no heartbeats is the one cut off, and reports no loss."""
     watching.beat_itself()
     watching.feed(worker("a"))
     watching.feed(Tick(), TIMEOUT_S + 0.1)

@@ -17,13 +17,17 @@ def seen(
     return [(each.sign.event_id, each.deadline_s) for each in changes.seen]
 
 
+@pytest.fixture
+def standing() -> ActiveSigns:
+    return ActiveSigns()
+
+
 def test_a_deadline_that_is_named_is_the_clouds() -> None:
     assert seen(ActiveSigns(), Sign("a", "r", 1120.0), Sign("b", "r", 900.0)) == [("a", 1120.0), ("b", 900.0)]
 
 
-def test_a_missing_deadline_counts_from_the_first_sight() -> None:
+def test_a_missing_deadline_counts_from_the_first_sight(standing: ActiveSigns) -> None:
     """Later answers do not push it on."""
-    standing = ActiveSigns()
     assert seen(standing, Sign("a", "r")) == [("a", NOW + SHORTEST_GRACE_S)]
     assert seen(standing, Sign("a", "r"), now=NOW + 20) == []
     assert seen(standing, Sign("a", "r", grace_s=0.0), now=NOW + 25) == []
@@ -32,18 +36,15 @@ def test_a_missing_deadline_counts_from_the_first_sight() -> None:
     assert found[0] == NOW + SHORTEST_GRACE_S
 
 
-def test_a_deadline_moves_to_an_earlier_time_only() -> None:
-    """An earlier deadline replaces the active one, and a later one does not."""
-    standing = ActiveSigns()
+def test_a_deadline_moves_to_an_earlier_time_only(standing: ActiveSigns) -> None:
     seen(standing, Sign("a", "r", 1100.0))
     assert seen(standing, Sign("a", "r", 1200.0)) == []
     assert seen(standing, Sign("a", "r", 1050.0)) == [("a", 1050.0)]
     assert seen(standing, Sign("a", "r", 1100.0)) == []
 
 
-def test_the_earliest_of_several_signs_counts() -> None:
+def test_the_earliest_of_several_signs_counts(standing: ActiveSigns) -> None:
     """Of several signs the earliest deadline counts; hints have none, and alone they are no notice."""
-    standing = ActiveSigns()
     assert seen(standing, Sign("h", "r", is_hint=True)) == [("h", None)]
     assert standing.notice() is None
     seen(standing, Sign("h", "r", is_hint=True), Sign("a", "r", 1100.0), Sign("b", "r", 1050.0))
@@ -52,9 +53,8 @@ def test_the_earliest_of_several_signs_counts() -> None:
     assert (found[0], found[1].event_id) == (1050.0, "b")
 
 
-def test_what_an_answer_does_not_hold_is_gone_unless_the_answer_is_in_part() -> None:
+def test_what_an_answer_does_not_hold_is_gone_unless_the_answer_is_in_part(standing: ActiveSigns) -> None:
     """A problem withdraws nothing; a sign that comes again is new."""
-    standing = ActiveSigns()
     seen(standing, Sign("a", "r", 1100.0), Sign("b", "r", 1100.0))
     assert standing.observe(MetadataAnswered((), "status 500"), NOW).gone == ()
     changes = standing.observe(MetadataAnswered((Sign("b", "r", 1100.0),)), NOW)
@@ -68,16 +68,14 @@ def test_an_answer_in_part_brings_what_it_holds() -> None:
 
 
 @pytest.mark.parametrize("again", [1, 2])
-def test_a_sign_repeated_in_an_answer_is_one(again: int) -> None:
-    standing = ActiveSigns()
+def test_a_sign_repeated_in_an_answer_is_one(again: int, standing: ActiveSigns) -> None:
     signs = [Sign("a", "r", 1100.0), *[Sign("a", "r", 1050.0)] * again]
     assert seen(standing, *signs) == [("a", 1050.0)]
     assert seen(standing, *signs) == []
 
 
-def test_events_that_want_an_answer_are_those_that_stand() -> None:
+def test_events_that_want_an_answer_are_those_that_stand(standing: ActiveSigns) -> None:
     """Events to acknowledge are in the order of their first sight, as long as they are offered."""
-    standing = ActiveSigns()
     signs = [Sign("b", "r", 1.0, acknowledgeable=True), Sign("a", "r", 1.0, acknowledgeable=True), Sign("c", "r", 1.0)]
     seen(standing, *signs)
     assert standing.acknowledgeable() == ["b", "a"]

@@ -256,7 +256,6 @@ def test_what_was_computed_corrects_the_profile() -> None:
 
 
 def test_a_profile_of_nothing_gives_no_cost() -> None:
-    """A profile whose prompts take no time gives no cost."""
     assert ChunkedPrefillBudget(None, profile=LinearIterationCost(0.0, 0.0, 0.0, 1.0, 0.0)).prompt_rate.token_s is None
 
 
@@ -360,7 +359,6 @@ class TestInAWorker:
         assert row_of(bench.iterate(after_s=200 * TOKEN_S, p=50), "q") == (0, 63)
 
     def test_its_heartbeat_has_the_prompt_token_cost(self) -> None:
-        """The heartbeat has the prompt-token cost once a prompt was computed."""
         bench = self.bench()
         bench.prefill("p", prompt=200)
         assert bench.role.load().prompt_token_s is None
@@ -368,18 +366,5 @@ class TestInAWorker:
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
 
     def test_with_a_profile_the_first_heartbeat_has_the_cost(self) -> None:
-        """With a profile the first heartbeat has the cost already, so that the scheduler can weigh a first hand-off."""
         bench = WorkerBench(policy=WorkerPolicy(cost=LinearIterationCost(0.0, TOKEN_S, 0.0, 1.0, 0.0)))
         assert bench.role.load().prompt_token_s == pytest.approx(TOKEN_S)
-
-
-def test_a_bound_of_nothing_is_refused() -> None:
-    """A stall bound of 0 would allow no prompt."""
-    with pytest.raises(ValueError, match="max_stall_s"):
-        WorkerPolicy(max_stall_s=0.0)
-
-
-def test_a_context_cannot_cost_everything() -> None:
-    """A parity of 0 would be that."""
-    with pytest.raises(ValueError, match="context_parity"):
-        WorkerPolicy(context_parity=0.0)

@@ -30,9 +30,13 @@ def steps(commands: list[c.WorkerCommand]) -> int:
     return order.steps
 
 
-def test_a_sequence_alone_is_ordered_up_to_its_end() -> None:
+@pytest.fixture
+def bench() -> WorkerBench:
+    return bench_of()
+
+
+def test_a_sequence_alone_is_ordered_up_to_its_end(bench: WorkerBench) -> None:
     """The first token comes by itself, since a client waits for it, and the rest is one order."""
-    bench = bench_of()
     assert steps(bench.in_place("a", max_new=50)) == 1
     commands = counted(bench)
     assert [(d.token_index, d.token_id, d.finish_reason) for d in deltas(commands)] == [(0, None, None)]
@@ -44,25 +48,22 @@ def test_a_sequence_alone_is_ordered_up_to_its_end() -> None:
     bench.assert_empty()
 
 
-def test_one_token_that_is_the_first_and_the_last_is_sent_once() -> None:
+def test_one_token_that_is_the_first_and_the_last_is_sent_once(bench: WorkerBench) -> None:
     """A stream has one delta a message."""
-    bench = bench_of()
     bench.in_place("a", max_new=1)
     (delta,) = deltas(counted(bench))
     assert (delta.token_index, delta.finish_reason, delta.cached_tokens) == (1, FinishReason.LENGTH, 0)
 
 
-def test_a_hand_off_is_the_same() -> None:
+def test_a_hand_off_is_the_same(bench: WorkerBench) -> None:
     """A hand-off's first token also has no id."""
-    bench = bench_of()
     bench.prefill("p")
     (push,) = only(counted(bench), c.PushKv)
     assert (push.handoff.num_tokens, push.handoff.first_token_id) == (30, 0)
 
 
-def test_the_first_to_end_ends_the_order() -> None:
+def test_the_first_to_end_ends_the_order(bench: WorkerBench) -> None:
     """The others continue in a new order."""
-    bench = bench_of()
     bench.decode("a", max_new=20)
     bench.decode("b", max_new=8)
     counted(bench)
@@ -80,9 +81,8 @@ def test_an_order_is_no_longer_than_the_policy_allows() -> None:
         assert steps(counted(bench)) == counted_steps
 
 
-def test_what_was_counted_in_mid_order_counts() -> None:
+def test_what_was_counted_in_mid_order_counts(bench: WorkerBench) -> None:
     """Tokens and blocks are those of single iterations; nothing else is ordered."""
-    bench = bench_of()
     bench.in_place("a", prompt=30, max_new=50)
     counted(bench)
     assert bench.pool.used_blocks == 2
@@ -106,9 +106,8 @@ def test_blocks_bound_an_order() -> None:
     assert ledger(commands, "preempted") == []
 
 
-def test_an_order_runs_on_over_what_changes_nothing() -> None:
+def test_an_order_runs_on_over_what_changes_nothing(bench: WorkerBench) -> None:
     """Ticks, leases, and reservations that leave it enough blocks."""
-    bench = bench_of()
     bench.in_place("a", max_new=200)
     counted(bench)
     assert bench.tick() == []
@@ -116,9 +115,8 @@ def test_an_order_runs_on_over_what_changes_nothing() -> None:
     assert only(bench.reserve("r"), c.EndRun) == []
 
 
-def test_a_sequence_that_can_join_ends_the_order_at_the_next_boundary() -> None:
+def test_a_sequence_that_can_join_ends_the_order_at_the_next_boundary(bench: WorkerBench) -> None:
     """Once: the order is over with the iteration that runs."""
-    bench = bench_of()
     bench.in_place("a", max_new=200)
     counted(bench)
     counted(bench, 10, ended=False)
@@ -127,9 +125,8 @@ def test_a_sequence_that_can_join_ends_the_order_at_the_next_boundary() -> None:
     assert rows(counted(bench, 1)) == ["a@1", "p@1", "q@1"]
 
 
-def test_a_sequence_that_leaves_ends_the_order_at_the_next_boundary() -> None:
+def test_a_sequence_that_leaves_ends_the_order_at_the_next_boundary(bench: WorkerBench) -> None:
     """A leaving sequence's blocks are used until the boundary."""
-    bench = bench_of()
     bench.in_place("a", max_new=200)
     counted(bench)
     assert bench.feed(m.CancelRequest("a", 1)) == [c.EndRun()]
@@ -167,17 +164,15 @@ def test_while_a_prompt_may_preempt_iterations_are_single() -> None:
     assert steps(counted(bench)) == 1
 
 
-def test_an_engine_may_end_an_order_by_itself() -> None:
+def test_an_engine_may_end_an_order_by_itself(bench: WorkerBench) -> None:
     """The engine's result contains how many iterations it ran."""
-    bench = bench_of()
     bench.in_place("a", max_new=50)
     counted(bench)
     assert steps(counted(bench, 9)) == 40
 
 
-def test_an_engine_failure_ends_the_run() -> None:
+def test_an_engine_failure_ends_the_run(bench: WorkerBench) -> None:
     """The sequence runs again by single iterations, and holds nothing once it is given back."""
-    bench = bench_of()
     bench.in_place("a", max_new=50)
     counted(bench)
     assert steps(bench.feed(c.IterationFailed("broken"))) == 1
@@ -186,18 +181,7 @@ def test_an_engine_failure_ends_the_run() -> None:
     assert steps(bench.in_place("b", max_new=50)) == 1
 
 
-CONTRADICTIONS = [{"counted_steps": 0}, {"counted_steps": 2, "max_in_flight": 2}]
-
-
-@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
-def test_policies_that_cannot_work_are_refused(settings: dict[str, int]) -> None:
-    """Several iterations in flight are several orders."""
-    with pytest.raises(ValueError, match="counted_steps"):
-        WorkerPolicy(**settings)  # type: ignore[arg-type]
-
-
 def test_with_all_blocks_reserved_an_order_needs_no_more() -> None:
-    """With all blocks reserved an order runs to the end of the sequence."""
     bench = WorkerBench(blocks=20, policy=WorkerPolicy(reserve=Reserve.MAX_TOKENS, counted_steps=1000))
     bench.in_place("a", max_new=50)
     assert steps(counted(bench)) == 49

@@ -14,17 +14,14 @@ def drain(bench: WorkerBench, grace_s: float = 30.0) -> list[c.WorkerCommand]:
     return bench.feed(m.Drain("w", bench.now + grace_s, "spot notice"))
 
 
-def test_a_notice_for_another_worker_is_ignored() -> None:
-    """A drain notice is broadcast, and a worker ignores one with another worker's id."""
-    bench = WorkerBench()
+def test_a_notice_for_another_worker_is_ignored(bench: WorkerBench) -> None:
     bench.feed(m.Drain("other", bench.now))
     assert bench.role.state is MemberState.READY
     assert bench.tick(after_s=100.0) == []
 
 
-def test_an_idle_worker_leaves_after_lingering() -> None:
+def test_an_idle_worker_leaves_after_lingering(bench: WorkerBench) -> None:
     """Work sent before the news spread still finds it; it leaves once."""
-    bench = WorkerBench()
     assert drain(bench) == []
     assert bench.role.state is MemberState.DRAINING
     assert bench.tick(after_s=0.9) == []
@@ -32,16 +29,13 @@ def test_an_idle_worker_leaves_after_lingering() -> None:
     assert bench.tick(after_s=1.0) == []
 
 
-def test_a_short_notice_leaves_no_time_to_linger() -> None:
-    """A worker whose deadline is shorter than the linger time leaves at the deadline."""
-    bench = WorkerBench()
+def test_a_short_notice_leaves_no_time_to_linger(bench: WorkerBench) -> None:
     drain(bench, grace_s=0.2)
     assert bench.tick(after_s=0.2) == [c.Leave()]
 
 
-def test_devices_stay_where_every_notice_says_so() -> None:
+def test_devices_stay_where_every_notice_says_so(bench: WorkerBench) -> None:
     """A re-shape leaves its devices in the mesh; a machine that is taken away meanwhile does not."""
-    bench = WorkerBench()
     bench.feed(m.Drain("w", bench.now + 30.0, "re-shape", devices_stay=True))
     bench.feed(m.Drain("w", bench.now + 60.0, "re-shape", devices_stay=True))
     assert bench.role.leaves_at_s == bench.now + 30.0
@@ -52,9 +46,8 @@ def test_devices_stay_where_every_notice_says_so() -> None:
     assert bench.tick(after_s=1.0) == [c.Leave()]
 
 
-def test_it_takes_no_reservation_and_finishes_what_it_has() -> None:
+def test_it_takes_no_reservation_and_finishes_what_it_has(bench: WorkerBench) -> None:
     """The running sequence gets every token, then the worker leaves."""
-    bench = WorkerBench()
     bench.decode("r")
     drain(bench)
     assert only(bench.reserve("new"), m.KvRefused)[0].reason == "draining"
@@ -65,9 +58,8 @@ def test_it_takes_no_reservation_and_finishes_what_it_has() -> None:
     bench.assert_empty()
 
 
-def test_a_prompt_with_a_valid_reservation_is_still_computed() -> None:
+def test_a_prompt_with_a_valid_reservation_is_still_computed(bench: WorkerBench) -> None:
     """The assignment was made before the scheduler knew."""
-    bench = WorkerBench()
     drain(bench)
     bench.prefill("p")
     commands = bench.iterate(after_s=2.0, p=50)
@@ -76,9 +68,8 @@ def test_a_prompt_with_a_valid_reservation_is_still_computed() -> None:
     assert bench.delivered("p")[-1] == c.Leave()
 
 
-def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
+def test_at_the_deadline_it_gives_back_what_it_holds(bench: WorkerBench) -> None:
     """Reserved, waiting and pushed requests are given back: gateways may retry at once, and other workers free reservations."""
-    bench = WorkerBench()
     bench.prefill("pushed")
     bench.iterate(pushed=50)
     bench.reserve("reserved")
@@ -93,9 +84,8 @@ def test_at_the_deadline_it_gives_back_what_it_holds() -> None:
     bench.assert_empty()
 
 
-def test_at_the_deadline_it_waits_for_the_iteration_in_flight() -> None:
+def test_at_the_deadline_it_waits_for_the_iteration_in_flight(bench: WorkerBench) -> None:
     """The worker gives the sequence back once, and leaves when the engine is idle."""
-    bench = WorkerBench()
     bench.decode("r")
     drain(bench, grace_s=2.0)
     assert error_delta(bench.tick(after_s=2.0)).retryable
@@ -103,9 +93,8 @@ def test_at_the_deadline_it_waits_for_the_iteration_in_flight() -> None:
     assert bench.iterate(r=51) == [c.DropSequence("r@1"), c.Leave()]
 
 
-def test_an_earlier_deadline_counts_and_a_later_one_does_not() -> None:
+def test_an_earlier_deadline_counts_and_a_later_one_does_not(bench: WorkerBench) -> None:
     """The machine goes when it goes."""
-    bench = WorkerBench()
     bench.decode("r")
     drain(bench, grace_s=10.0)
     drain(bench, grace_s=3.0)

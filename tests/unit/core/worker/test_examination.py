@@ -78,7 +78,6 @@ def test_the_culprit_ends_with_an_error_and_the_others_continue() -> None:
 @pytest.mark.parametrize("count", [3, 7, 16, 26])
 @pytest.mark.parametrize("culprits", ["a", "b", "ac"])
 def test_all_culprits_are_found_within_three_iterations_a_member(culprits: str, count: int) -> None:
-    """All culprits are found within three iterations a member, and no other request ends with an error."""
     bench, commands = batch_of(culprits, count)
     issued = bench.run(commands, 1)
     while len(errors(issued)) < len(culprits):

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import pytest
-
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
-from spotwise.core.worker.policy import Batching, Reserve, WorkerPolicy
+from spotwise.core.worker.policy import Reserve, WorkerPolicy
 from tests.unit.core.builders import ledger, only
 from tests.unit.core.worker.bench import WorkerBench, deltas, rows
 
@@ -37,7 +35,6 @@ class TestReservation:
         assert len(granted.target.block_ids) == 3
 
     def test_with_max_tokens_all_that_may_ever_come_is_reserved(self) -> None:
-        """With `Reserve.MAX_TOKENS`, as in Orca, blocks are reserved for every token that may be generated."""
         bench = bench_of(20, WorkerPolicy(reserve=Reserve.MAX_TOKENS))
         (granted,) = only(bench.reserve("r", tokens=132, new=100), m.KvReserved)
         assert len(granted.target.block_ids) == 9
@@ -164,19 +161,3 @@ class TestPreemption:
         (delta,) = deltas(bench.iterate(p=50))
         assert delta.token_index == 0
         assert delta.queue_s is not None
-
-
-CONTRADICTIONS: list[dict[str, object]] = [
-    {"watermark": 1.0},
-    {"watermark": -0.1},
-    {"max_preemptions": 0},
-    {"max_in_flight": 0},
-    {"batching": Batching.REQUEST_LEVEL},
-]
-
-
-@pytest.mark.parametrize("settings", CONTRADICTIONS, ids=str)
-def test_policies_that_cannot_work_are_refused(settings: dict[str, object]) -> None:
-    """An impossible policy is refused at the start, before memory is short."""
-    with pytest.raises(ValueError, match=next(iter(settings))):
-        WorkerPolicy(**settings)  # type: ignore[arg-type]

@@ -35,7 +35,6 @@ class TestCounting:
         assert (batch.worker_id, batch.incarnation, batch.number) == ("w", 9, 2)
 
     def test_each_gateway_has_a_count_of_its_own(self) -> None:
-        """Every gateway has a batch counter of its own."""
         bench = decoding("a")
         bench.start("b", target=HERE, gateway="h")
         bench.load("b")
@@ -44,16 +43,12 @@ class TestCounting:
         assert [batch.number for batch in batches(commands, "h")] == [1]
 
     def test_heartbeats_count_the_batches_sent(self) -> None:
-        """The heartbeat has the number of batches sent to each gateway, so that a gateway can detect the loss of the
-        last one.
-        """
         bench = decoding("r")
         bench.iterate(r=51)
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 2),)
 
-    def test_a_gateway_is_reported_while_it_has_a_sequence_here(self) -> None:
+    def test_a_gateway_is_reported_while_it_has_a_sequence_here(self, bench: WorkerBench) -> None:
         """One whose only sequence has ended is not, even while the engine uses its blocks."""
-        bench = WorkerBench()
         assert bench.role.load().gateways == ()
         bench.start("r", target=HERE)
         bench.load("r")
@@ -66,9 +61,8 @@ class TestCounting:
         assert bench.role.num_sequences == 1
         assert bench.role.load().gateways == (m.GatewayStreams("g", 0, 0),)
 
-    def test_tokens_go_to_the_requesting_incarnation_only(self) -> None:
+    def test_tokens_go_to_the_requesting_incarnation_only(self, bench: WorkerBench) -> None:
         """Tokens are addressed to the incarnation that sent the request, since its successor has another inbox."""
-        bench = WorkerBench()
         stream = m.StreamRef("g", 1, incarnation=7)
         bench.prompt_tokens["r"] = 30
         bench.feed(m.StartPrefill("r", 1, stream, "s", 1, 30, HERE, LEASE_S, 10))
@@ -81,7 +75,6 @@ class TestForgetting:
     """A gateway that is gone gets nothing more computed."""
 
     def test_its_sequences_end_and_their_blocks_come_free(self) -> None:
-        """A lost gateway's sequences end and free their blocks; those of other gateways continue."""
         bench = decoding("r")
         bench.start("other", target=HERE, gateway="h")
         bench.load("other")
@@ -98,9 +91,8 @@ class TestForgetting:
         assert (batch.deltas[0].retryable, batch.number) == (True, 2)
         assert bench.role.load().gateways == ()
 
-    def test_a_later_incarnation_keeps_its_requests(self) -> None:
+    def test_a_later_incarnation_keeps_its_requests(self, bench: WorkerBench) -> None:
         """The order names which one is gone."""
-        bench = WorkerBench()
         bench.prompt_tokens["r"] = 30
         bench.feed(m.StartPrefill("r", 1, m.StreamRef("g", 1, incarnation=7), "s", 1, 30, HERE, LEASE_S, 10))
         assert bench.feed(m.ForgetGateway("g", 6)) == []
@@ -110,9 +102,7 @@ class TestForgetting:
 class TestTimeAway:
     """A lease does not expire while the worker can receive no message."""
 
-    def test_a_lease_is_put_off(self) -> None:
-        """A lease is extended by the time that the worker was suspended."""
-        bench = WorkerBench()
+    def test_a_lease_is_put_off(self, bench: WorkerBench) -> None:
         bench.reserve("r")
         assert bench.feed(m.Tick(away_s=30.0), after_s=30.0) == []
         assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []

@@ -8,20 +8,16 @@ from tests.unit.core.builders import only
 from tests.unit.core.worker.bench import WorkerBench, rows
 
 
-def test_an_order_to_change_the_home_pool_becomes_a_command() -> None:
-    """The order becomes a `TakeHomePool` command, also where it is delivered again."""
-    bench = WorkerBench()
+def test_an_order_to_change_the_home_pool_becomes_a_command(bench: WorkerBench) -> None:
     for pool in (m.Pool.PROMPT, m.Pool.PROMPT, m.Pool.TOKEN):
         assert bench.feed(m.ChangeHomePool("w", pool)) == [c.TakeHomePool(pool)]
 
 
 def test_an_order_to_another_worker_is_none() -> None:
-    """A worker ignores a change of home pool with another worker's id."""
     assert WorkerBench().feed(m.ChangeHomePool("w2", m.Pool.PROMPT)) == []
 
 
 def test_running_sequences_continue_over_a_change_of_home_pool() -> None:
-    """Running sequences of every phase continue over a change of home pool, and new ones are accepted."""
     bench = WorkerBench(blocks=40)
     bench.decode("d")
     bench.prefill("h")

@@ -17,17 +17,15 @@ from tests.unit.core.worker.bench import HERE, STOP_TOKEN, WorkerBench, deltas, 
 class TestScheduling:
     """One iteration is in flight; waiting sequences join the next."""
 
-    def test_what_comes_during_an_iteration_joins_the_next_one(self) -> None:
+    def test_what_comes_during_an_iteration_joins_the_next_one(self, bench: WorkerBench) -> None:
         """Decodes and prompts share it, in order of arrival."""
-        bench = WorkerBench()
         assert rows(bench.decode("d")) == ["d@1"]
         assert rows(bench.prefill("a")) == []
         assert rows(bench.decode("e")) == []
         assert rows(bench.iterate(d=51)) == ["d@1", "a@1", "e@1"]
 
-    def test_an_idle_worker_runs_nothing(self) -> None:
+    def test_an_idle_worker_runs_nothing(self, bench: WorkerBench) -> None:
         """An iteration that ends with nothing left orders none."""
-        bench = WorkerBench()
         bench.prefill("a")
         bench.iterate(a=STOP_TOKEN)
         assert bench.tick() == []
@@ -43,7 +41,6 @@ class TestScheduling:
         assert rows(bench.iterate(d=51, a=50, b=50)) == ["d@1", "c@1", "e@1"]
 
     def test_a_prompt_beyond_the_cap_runs_alone_among_prompts(self) -> None:
-        """A prompt over the cap runs without other prompts; decodes continue beside it."""
         bench = WorkerBench(blocks=1000)
         bench.decode("d")
         for choice_id, prompt in (("a", 10), ("b", 3000), ("c", 10)):
@@ -63,7 +60,6 @@ class TestScheduling:
         assert rows(bench.iterate(d=STOP_TOKEN, e=51)) == ["e@1", "a@1"]
 
     def test_a_prompt_without_blocks_waits_and_is_not_passed(self) -> None:
-        """No prompt passes one that waits for blocks, however small it is; a freed block lets the waiting prompt run."""
         bench = WorkerBench(blocks=3)
         bench.prefill("a", prompt=32)
         bench.prefill("large", prompt=32)
@@ -90,7 +86,6 @@ class TestScheduling:
         assert bench.role.load().pending_prompt_tokens == 0
 
     def test_the_next_prompt_gets_what_the_last_part_leaves(self) -> None:
-        """The next prompt gets only what the last part leaves, and none joins before the prompt ahead is whole."""
         bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
         assert rows(bench.prefill("a", prompt=30)) == ["a@1"]
         bench.prefill("b", prompt=10)
@@ -98,18 +93,7 @@ class TestScheduling:
         assert (row_of(commands, "a"), row_of(commands, "b")) == ((16, 14), (0, 2))
         assert row_of(bench.iterate(a=50), "b") == (2, 8)
 
-    def test_a_part_cancelled_in_mid_iteration_is_not_followed_by_another(self) -> None:
-        """A cancelled chunk's blocks become free with its iteration."""
-        bench = WorkerBench(limits=BatchLimits(max_num_seqs=4, max_num_batched_tokens=16))
-        bench.prefill("r", prompt=40)
-        bench.feed(m.CancelRequest("r", 1))
-        assert bench.pool.used_blocks == 3
-        assert bench.iterate() == [c.DropSequence("r@1")]
-        bench.assert_empty()
-
-    def test_one_message_goes_to_each_gateway_an_iteration(self) -> None:
-        """An iteration sends one message with all its tokens to each gateway, before any other command."""
-        bench = WorkerBench()
+    def test_one_message_goes_to_each_gateway_an_iteration(self, bench: WorkerBench) -> None:
         bench.decode("a")
         bench.decode("b", gateway="g2")
         bench.prefill("p")
@@ -120,18 +104,16 @@ class TestScheduling:
         assert [delta.token_id for delta in deltas(commands)] == [52, 50]
         assert [delta.token_id for delta in deltas(commands, "g2")] == [53]
 
-    def test_logprobs_travel_with_their_token(self) -> None:
+    def test_logprobs_travel_with_their_token(self, bench: WorkerBench) -> None:
         """The role hands on what the engine reports."""
-        bench = WorkerBench()
         bench.prefill("r")
         own, of_prompt = TokenLogprobs(-0.5, (1,), (-0.5,)), (None, TokenLogprobs(-1.0))
         commands = bench.feed(c.IterationFinished((SampledToken("r@1", 50, own, of_prompt),)))
         (delta,) = deltas(commands)
         assert (delta.logprobs, delta.prompt_logprobs) == (own, of_prompt)
 
-    def test_embeddings_travel_with_their_token(self) -> None:
+    def test_embeddings_travel_with_their_token(self, bench: WorkerBench) -> None:
         """The role hands on what the engine reports, in batches that a broker takes, each with its number."""
-        bench = WorkerBench()
         for name in ("first", *"abcde"):
             bench.prefill(name)
         bench.iterate(first=50)
@@ -142,9 +124,8 @@ class TestScheduling:
         assert [delta.embedding for batch in batches for delta in batch.deltas] == [embedding] * 5
         assert [batch.number for batch in batches] == [2, 3, 4]
 
-    def test_a_sequence_that_cannot_go_on_fails_alone(self) -> None:
+    def test_a_sequence_that_cannot_go_on_fails_alone(self, bench: WorkerBench) -> None:
         """For good, since it would elsewhere, too; the others of its batch have their tokens."""
-        bench = WorkerBench()
         bench.decode("a")
         bench.decode("b")
         bench.iterate(a=51, b=52)
@@ -153,9 +134,8 @@ class TestScheduling:
         assert (failed.token_id, failed.error, failed.retryable) == (None, "no way on", False)
         assert drawn.token_id == 53
 
-    def test_an_engine_failure_tries_what_was_in_the_batch_again(self) -> None:
+    def test_an_engine_failure_tries_what_was_in_the_batch_again(self, bench: WorkerBench) -> None:
         """The batch's members are tried again in parts, and no other sequence meanwhile, as in `test_examination.py`."""
-        bench = WorkerBench()
         bench.decode("a")
         bench.prefill("p")
         bench.iterate(a=51)
@@ -234,7 +214,6 @@ class TestRequestLevelBatches:
         return WorkerBench(policy=policy)
 
     def test_no_sequence_joins_before_all_have_ended(self) -> None:
-        """In request-level batching no sequence takes the place of one that has ended before the whole batch has."""
         bench = self.bench()
         assert rows(bench.in_place("a")) == ["a@1"]
         bench.in_place("b")
@@ -268,9 +247,8 @@ class TestCondemned:
     """Sequences that end while their blocks are in use keep them until the iteration or push has ended."""
 
     @pytest.mark.parametrize("ends", ["finished", "failed"])
-    def test_cancelled_in_mid_iteration(self, ends: str) -> None:
+    def test_cancelled_in_mid_iteration(self, ends: str, bench: WorkerBench) -> None:
         """The blocks stay until the iteration ends, however it does; its token is published nowhere."""
-        bench = WorkerBench()
         bench.decode("r")
         assert bench.feed(m.CancelRequest("r", 1)) == []
         assert bench.pool.used_blocks == 3
@@ -279,9 +257,8 @@ class TestCondemned:
         assert commands == [c.DropSequence("r@1")]
         bench.assert_empty()
 
-    def test_a_prompt_cancelled_in_mid_iteration_pushes_nothing(self) -> None:
+    def test_a_prompt_cancelled_in_mid_iteration_pushes_nothing(self, bench: WorkerBench) -> None:
         """The reservation is released at once, the blocks when the iteration ends, and other sequences continue."""
-        bench = WorkerBench()
         bench.prefill("r")
         bench.decode("d")
         commands = bench.feed(m.CancelRequest("r", 1))
@@ -293,9 +270,8 @@ class TestCondemned:
         assert bench.pool.used_blocks == 3
 
     @pytest.mark.parametrize("ends", ["delivered", "failed"])
-    def test_cancelled_in_mid_push(self, ends: str) -> None:
+    def test_cancelled_in_mid_push(self, ends: str, bench: WorkerBench) -> None:
         """The blocks stay until the push ends, delivered or failed; the gateway gets no message."""
-        bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
         called_off = [m.Send("t", m.CancelRequest("r", 1)), h.AbortPush("r", 1)]
@@ -306,23 +282,20 @@ class TestCondemned:
         assert commands == [c.DropSequence("r@1")]
         bench.assert_empty()
 
-    def test_cancelled_twice_is_cancelled_once(self) -> None:
+    def test_cancelled_twice_is_cancelled_once(self, bench: WorkerBench) -> None:
         """The pending_free are out of reach of a second order."""
-        bench = WorkerBench()
         bench.prefill("r")
         bench.feed(m.CancelRequest("r", 1))
         assert bench.feed(m.CancelRequest("r", 1)) == []
 
-    def test_the_same_attempt_is_not_reserved_again_before_it_has_left(self) -> None:
+    def test_the_same_attempt_is_not_reserved_again_before_it_has_left(self, bench: WorkerBench) -> None:
         """The attempt is refused while its former blocks are still written."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.feed(m.CancelRequest("r", 1))
         assert only(bench.reserve("r"), m.KvRefused)[0].reason == "reserved already"
 
-    def test_the_next_attempt_may_come_while_the_old_one_is_still_leaving(self) -> None:
+    def test_the_next_attempt_may_come_while_the_old_one_is_still_leaving(self, bench: WorkerBench) -> None:
         """The next attempt is reserved in blocks of its own while the earlier one still runs."""
-        bench = WorkerBench()
         bench.decode("r", 1)
         assert len(only(bench.reserve("r", 2), m.KvReserved)) == 1
         assert bench.pool.used_blocks == 6
@@ -330,9 +303,8 @@ class TestCondemned:
         assert bench.pool.used_blocks == 3
 
 
-def test_load_counts_by_state_and_back_to_zero() -> None:
+def test_load_counts_by_state_and_back_to_zero(bench: WorkerBench) -> None:
     """Every sequence is in one count at a time; owed tokens shrink as they are produced."""
-    bench = WorkerBench()
     bench.prefill("pushed", prompt=20)
     bench.iterate(pushed=50)
     bench.decode("running")

@@ -36,7 +36,6 @@ class TestLayerwise:
         bench.assert_empty()
 
     def test_a_prompt_in_parts_opens_one_push(self) -> None:
-        """A chunked prompt opens one push, with its first chunk."""
         bench = WorkerBench(
             policy=WorkerPolicy(
                 BatchLimits(4, 12, 12), Reserve.MAX_TOKENS, prefix_caching=False, kv_push=ConfiguredPushMode.LAYERWISE
@@ -59,7 +58,6 @@ class TestLayerwise:
         assert push.written_tokens == 32
 
     def test_a_prompt_for_this_worker_opens_none(self) -> None:
-        """A prompt whose target is this worker opens no push."""
         bench = WorkerBench(policy=LAYERWISE)
         assert only(bench.in_place("r"), h.OpenPush) == []
 
@@ -110,9 +108,8 @@ class TestLayerwise:
         bench.feed(h.HandoffFailed("r", 1, "called off"))
         bench.assert_empty()
 
-    def test_one_on_its_way_is_called_off_as_well(self) -> None:
+    def test_one_on_its_way_is_called_off_as_well(self, bench: WorkerBench) -> None:
         """A serial push on its way is cancelled when its client leaves."""
-        bench = WorkerBench()
         bench.prefill("r")
         bench.iterate(r=50)
         assert only(bench.feed(m.CancelRequest("r", 1)), h.AbortPush) == [h.AbortPush("r", 1)]

@@ -71,7 +71,6 @@ class TestHandOff:
         assert handoff(worker.iterate(r=50)) == KvHandoff("r", 1, 20, 50, QueueLevel(3, 0.75))
 
     def test_a_worker_without_queues_sends_no_level(self) -> None:
-        """Under FCFS a hand-off has no queue level."""
         worker = bench(Scheduling.FCFS)
         worker.prefill("r", prompt=20)
         assert handoff(worker.iterate(r=50)).level is None
@@ -176,7 +175,6 @@ class TestRecords:
         assert (sequence.priority, sequence.tenant) == (-7, "acme")
 
     def test_the_lower_number_is_computed_first(self) -> None:
-        """Of waiting prompts the one with the lowest priority number runs first."""
         worker = bench(Scheduling.PRIORITY)
         worker.prefill("busy", prompt=20)
         for choice_id, priority in (("later", 1), ("plain", 0), ("first", -1)):

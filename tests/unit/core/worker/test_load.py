@@ -20,9 +20,8 @@ def phases(load: m.WorkerLoad) -> dict[str, int]:
 class TestPhases:
     """A scheduler sees from a heartbeat which work is off-pool for the worker."""
 
-    def test_a_prompt_for_another_worker_counts_until_that_one_has_its_kv(self) -> None:
+    def test_a_prompt_for_another_worker_counts_until_that_one_has_its_kv(self, bench: WorkerBench) -> None:
         """The push is a part of the prompt phase."""
-        bench = WorkerBench()
         bench.prefill("r")
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 1, "decoding": 0, "reserved": 0}
         bench.iterate(r=50)
@@ -30,9 +29,8 @@ class TestPhases:
         bench.delivered("r")
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 0, "decoding": 0, "reserved": 0}
 
-    def test_a_prompt_in_place_is_a_decode_from_its_first_token_on(self) -> None:
+    def test_a_prompt_in_place_is_a_decode_from_its_first_token_on(self, bench: WorkerBench) -> None:
         """One sequence is never counted in both phases."""
-        bench = WorkerBench()
         bench.in_place("r")
         assert phases(bench.role.load()) == {"in place": 1, "to hand off": 0, "decoding": 0, "reserved": 0}
         bench.iterate(r=50)
@@ -40,9 +38,8 @@ class TestPhases:
         bench.iterate(r=2)
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 0, "decoding": 0, "reserved": 0}
 
-    def test_a_reservation_is_a_decode_once_its_kv_is_there(self) -> None:
+    def test_a_reservation_is_a_decode_once_its_kv_is_there(self, bench: WorkerBench) -> None:
         """Before that it is neither phase's work."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert phases(bench.role.load()) == {"in place": 0, "to hand off": 0, "decoding": 0, "reserved": 1}
         bench.load("r")
@@ -62,17 +59,15 @@ class TestPhases:
 class TestPromptsInProgress:
     """Prompt tokens count for as long as the engine computes them, whatever became of their request."""
 
-    def test_what_an_iteration_computes_is_a_part_of_what_is_pending(self) -> None:
+    def test_what_an_iteration_computes_is_a_part_of_what_is_pending(self, bench: WorkerBench) -> None:
         """A prompt that waits is not computed yet."""
-        bench = WorkerBench()
         bench.prefill("r", prompt=30)
         bench.prefill("s", prompt=40)
         load = bench.role.load()
         assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (70, 30)
 
-    def test_a_cancelled_prompt_counts_until_its_iteration_ends(self) -> None:
+    def test_a_cancelled_prompt_counts_until_its_iteration_ends(self, bench: WorkerBench) -> None:
         """Its tokens hold back whatever arrives: the scheduler must see them."""
-        bench = WorkerBench()
         bench.prefill("r", prompt=30)
         bench.feed(m.CancelRequest("r", 1))
         load = bench.role.load()
@@ -88,9 +83,8 @@ class TestPromptsInProgress:
         load = bench.role.load()
         assert (load.pending_prompt_tokens, load.computing_prompt_tokens) == (8, 8)
 
-    def test_decodes_do_not_count(self) -> None:
+    def test_decodes_do_not_count(self, bench: WorkerBench) -> None:
         """Neither a running nor a cancelled one."""
-        bench = WorkerBench()
         bench.in_place("r")
         bench.iterate(r=50)
         assert bench.role.load().computing_prompt_tokens == 0

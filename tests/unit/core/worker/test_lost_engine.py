@@ -49,9 +49,8 @@ def test_no_iteration_in_flight_teaches_a_cost() -> None:
     assert bench.role.load().prompt_token_s == pytest.approx(0.5 / 600)
 
 
-def test_nothing_runs_and_nothing_is_taken_until_it_is_whole_again() -> None:
+def test_nothing_runs_and_nothing_is_taken_until_it_is_whole_again(bench: WorkerBench) -> None:
     """A reservation is refused with the reason, a prompt for another worker fails retryably, one for here is refused."""
-    bench = WorkerBench()
     lost(bench)
     assert bench.role.state is m.MemberState.STARTING
     (refused,) = only(bench.reserve("a"), m.KvRefused)
@@ -84,9 +83,8 @@ def test_kv_of_before_is_not_found_again() -> None:
     assert row_of(bench.load("d", prompt=prompt), "d")[0] == 0
 
 
-def test_a_draining_worker_leaves_all_the_same() -> None:
+def test_a_draining_worker_leaves_all_the_same(bench: WorkerBench) -> None:
     """It has nothing left to finish."""
-    bench = WorkerBench()
     bench.decode("a")
     bench.feed(m.Drain("w", bench.now + 100.0, "notice"))
     lost(bench)

@@ -12,8 +12,8 @@ from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequences.move import ACKNOWLEDGED_WITHIN_S, COPIED_WITHIN_S, RESERVED_WITHIN_S
 from spotwise.core.worker.sequences.token_side import REPEAT_S, SILENT_AFTER_S
-from tests.unit.core.builders import ledger, only, sent
-from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, rows, stream_of
+from tests.unit.core.builders import ledger, one, only, sent
+from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows, stream_of
 
 ROOM = KvTarget("x", 3, "x:2", (7, 8, 9))
 
@@ -33,32 +33,34 @@ def copying(**options: Any) -> WorkerBench:
     return bench
 
 
-def delivered() -> WorkerBench:
+def parked() -> WorkerBench:
+    """Its tail is being handed over; it decodes no more."""
     bench = copying()
     bench.feed(h.PushCaughtUp("r", 1, 1))
     bench.iterate(r=52)
+    return bench
+
+
+def delivered() -> WorkerBench:
+    bench = parked()
     bench.delivered("r")
     return bench
 
 
 def ended(commands: list[c.WorkerCommand]) -> m.MoveEnded:
     """The one report to who ordered the move."""
-    (report,) = sent(commands, "planner")
-    assert isinstance(report, m.MoveEnded)
-    return report
+    return one(sent(commands, "planner"), m.MoveEnded)
 
 
 class TestSource:
     """What a worker does with a sequence that it is to move."""
 
-    def test_it_asks_the_target_for_blocks_and_decodes_on(self) -> None:
+    def test_it_asks_the_target_for_blocks_and_decodes_on(self, bench: WorkerBench) -> None:
         """For all that the sequence may ever have; the scheduler stays known."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51)
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "x"))
-        (order,) = sent(commands, "x")
-        assert isinstance(order, m.ReserveKv)
+        order = one(sent(commands, "x"), m.ReserveKv)
         assert (order.kv_tokens, order.scheduler_id, order.source_id, order.hop) == (40, "s", "w", 1)
         assert order.stream == stream_of("r")
         assert rows(bench.iterate(r=52)) == ["r@1"]
@@ -72,17 +74,15 @@ class TestSource:
         ],
         ids=["another attempt", "another request", "to itself"],
     )
-    def test_what_cannot_move_is_refused(self, order: m.MoveRequest, reason: str) -> None:
+    def test_what_cannot_move_is_refused(self, order: m.MoveRequest, reason: str, bench: WorkerBench) -> None:
         """The answer says why, and nothing changes."""
-        bench = WorkerBench()
         bench.decode("r")
         report = ended(bench.feed(order))
         assert (report.outcome, report.reason) == (m.MoveOutcome.REFUSED, reason)
         assert rows(bench.iterate(r=51)) == ["r@1"]
 
-    def test_a_prompt_that_is_not_computed_is_refused(self) -> None:
+    def test_a_prompt_that_is_not_computed_is_refused(self, bench: WorkerBench) -> None:
         """Neither a waiting prompt nor one whose KV goes to another worker in any case."""
-        bench = WorkerBench()
         bench.in_place("r")
         bench.prefill("p")
         for choice_id in ("r", "p"):
@@ -126,10 +126,7 @@ class TestSource:
 
     def test_an_engine_that_fails_for_every_request_fails_none_that_another_worker_has(self) -> None:
         """Its gateway would begin anew what goes on there."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
-        bench.delivered("r")
+        bench = delivered()
         for name in "abc":
             bench.in_place(name)
         issued: list[c.WorkerCommand] = []
@@ -141,9 +138,7 @@ class TestSource:
 
     def test_the_gateways_word_may_come_before_the_transports(self) -> None:
         """The blocks are free when nothing reads them, and the order is answered then."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         assert bench.feed(m.MoveAcknowledged("r", 1, "x", 1)) == []
         assert bench.pool.used_blocks == 3
         commands = bench.delivered("r")
@@ -153,9 +148,7 @@ class TestSource:
 
     def test_a_hand_off_whose_answer_is_lost_is_one_all_the_same(self) -> None:
         """The gateway's word says so."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         bench.feed(m.MoveAcknowledged("r", 1, "x", 1))
         commands = bench.feed(h.HandoffFailed("r", 1, "no answer"))
         assert ended(commands).outcome is m.MoveOutcome.MOVED
@@ -177,20 +170,15 @@ class TestSource:
     )
     def test_what_is_being_handed_over_is_not_taken_from_the_target(self, end: Any) -> None:
         """It may have arrived there already, and its gateway ignores what its former worker says."""
-        bench = copying()
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
+        bench = parked()
         commands = [*bench.feed(end), *bench.tick(after_s=0.1)]
         assert m.CancelRequest("r", 1) not in sent(commands, "x")
         assert deltas(commands) == []
 
     def test_an_answer_that_comes_again_takes_nothing_from_the_target(self) -> None:
         """A repeated reservation, at whatever step: the target may have the sequence by then."""
-        bench = copying()
-        assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
-        bench.feed(h.PushCaughtUp("r", 1, 1))
-        bench.iterate(r=52)
-        assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
+        for bench in (copying(), parked()):
+            assert bench.feed(m.KvReserved("r", 1, 0, ROOM)) == []
 
     def test_a_target_that_refuses_or_does_not_answer_is_not_told_to_drop_anything(self) -> None:
         """It may have the sequence since an earlier move whose acknowledgement was lost."""
@@ -199,27 +187,23 @@ class TestSource:
         bench.feed(m.MoveRequest("r", 1, "planner", "x"))
         assert sent(bench.tick(after_s=2 * RESERVED_WITHIN_S), "x") == []
 
-    def test_an_old_word_of_the_gateway_takes_nothing_away(self) -> None:
+    def test_an_old_word_of_the_gateway_takes_nothing_away(self, bench: WorkerBench) -> None:
         """It is about an earlier move; the sequence has come back since."""
-        bench = WorkerBench()
         bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 3))
         bench.load("r")
         bench.feed(c.KvArrived(KvHandoff("r", 1, 33, 50, None, (51, 52, 53)), 1, 0.1, "memory"))
         bench.feed(m.MoveAcknowledged("r", 1, "w0", 2))
         assert rows(bench.iterate(r=54)) == ["r@1"]
 
-    @pytest.mark.parametrize("parked", [False, True])
-    def test_a_failed_hand_off_costs_nothing_but_the_pause(self, parked: bool) -> None:
+    @pytest.mark.parametrize("is_parked", [False, True])
+    def test_a_failed_hand_off_costs_nothing_but_the_pause(self, is_parked: bool) -> None:
         """It goes on here at its next token. The reservation is cancelled, unless the target may have the sequence by now."""
-        bench = copying()
-        if parked:
-            bench.feed(h.PushCaughtUp("r", 1, 1))
-            bench.iterate(r=52)
+        bench = parked() if is_parked else copying()
         commands = bench.feed(h.HandoffFailed("r", 1, "the link broke"))
-        assert sent(commands, "x") == ([] if parked else [m.CancelRequest("r", 1)])
+        assert sent(commands, "x") == ([] if is_parked else [m.CancelRequest("r", 1)])
         assert ended(commands).outcome is m.MoveOutcome.FAILED
         assert deltas(commands) == []
-        assert rows(commands if parked else bench.iterate(r=52)) == ["r@1"]
+        assert rows(commands if is_parked else bench.iterate(r=52)) == ["r@1"]
 
     def test_what_parks_in_an_iteration_that_fails_is_handed_over(self) -> None:
         """Nothing was computed, so what was known before it is valid; it is in no further iteration."""
@@ -272,8 +256,7 @@ class TestSource:
         bench = copying()
         bench.feed(h.HandoffFailed("r", 1, "the link broke"))
         commands = bench.feed(m.MoveRequest("r", 1, "planner", "y"))
-        (order,) = sent(commands, "y")
-        assert isinstance(order, m.ReserveKv)
+        order = one(sent(commands, "y"), m.ReserveKv)
         assert order.hop == 2
         (push,) = only(bench.feed(m.KvReserved("r", 1, 0, KvTarget("y", 3, "y:2", (7, 8, 9)))), h.OpenPush)
         assert push.number == 2
@@ -348,20 +331,17 @@ class TestTarget:
         handoff = KvHandoff("r", 1, 33, 50, None, (51, 52, 53))
         return bench, bench.feed(c.KvArrived(handoff, 4096, 0.25, "shm"))
 
-    def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self) -> None:
+    def test_the_source_is_answered_and_no_order_of_the_scheduler_counted(self, bench: WorkerBench) -> None:
         """The scheduler reconciles its view by its own numbers only."""
-        bench = WorkerBench()
         commands = bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
-        (answer,) = sent(commands, "w0")
-        assert isinstance(answer, m.KvReserved)
+        assert one(sent(commands, "w0"), m.KvReserved)
         assert bench.role.load().assignments_seen == ()
 
     def test_it_goes_on_at_the_next_token(self) -> None:
         """The engine learns every token of the attempt; nothing is computed again."""
         bench, commands = self.arrived()
         assert [order.token_id for order in only(commands, c.AppendToken)] == [50, 51, 52, 53]
-        (order,) = only(commands, c.RunIteration)
-        assert order.batch.rows[0][:3] == ("r@1", 33, 1)
+        assert row_of(commands, "r") == (33, 1)
         (delta,) = deltas(bench.iterate(r=54))
         assert (delta.token_index, delta.token_id) == (4, 54)
         for token in range(55, 60):
@@ -396,9 +376,8 @@ class TestTarget:
         bench.tick(after_s=SILENT_AFTER_S + 1.0)
         assert not any(isinstance(each, m.RequestMoved) for each in sent(bench.tick(after_s=1.5 * REPEAT_S), "g"))
 
-    def test_a_reservation_that_is_never_filled_fails_nobodys_request(self) -> None:
+    def test_a_reservation_that_is_never_filled_fails_nobodys_request(self, bench: WorkerBench) -> None:
         """The sequence goes on at its source: its gateway is not told of a failure."""
-        bench = WorkerBench()
         bench.feed(m.ReserveKv("r", 1, stream_of("r"), "s", 0, 40, 4, 3.0, "w0", 1))
         bench.load("r")
         assert deltas(bench.tick(after_s=7.0)) == []
@@ -415,23 +394,20 @@ class TestSurvey:
     """What a worker reports to a planner, and what it does for one."""
 
     def survey(self, bench: WorkerBench) -> m.WorkerSurveyed:
-        (answer,) = sent(bench.feed(m.SurveyWorker("planner", 4)), "planner")
-        assert isinstance(answer, m.WorkerSurveyed)
+        answer = one(sent(bench.feed(m.SurveyWorker("planner", 4)), "planner"), m.WorkerSurveyed)
         assert (answer.worker_id, answer.number) == ("w", 4)
         return answer
 
-    def test_it_names_what_decodes_here_with_its_kv(self) -> None:
+    def test_it_names_what_decodes_here_with_its_kv(self, bench: WorkerBench) -> None:
         """Tokens with KV, all tokens, and what is left; the time of an iteration is that of late."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51, after_s=0.25)
         answer = self.survey(bench)
         assert answer.sequences == (m.SurveyedSequence("r", 1, 31, 32, 8),)
         assert answer.step_s is not None and 0 < answer.step_s <= 0.25
 
-    def test_what_cannot_move_now_has_no_tokens(self) -> None:
+    def test_what_cannot_move_now_has_no_tokens(self, bench: WorkerBench) -> None:
         """A prompt that waits; one that decodes elsewhere is not named."""
-        bench = WorkerBench()
         bench.prefill("p")
         bench.in_place("r")
         assert [(each.choice_id, each.tokens) for each in self.survey(bench).sequences] == [("r", 0)]
@@ -453,9 +429,8 @@ class TestSurvey:
         """Two attempts of one request would compute it twice."""
         assert delivered().feed(m.GiveBackRequest("r", 1, "late", 1)) == []
 
-    def test_orders_of_an_earlier_term_are_refused(self) -> None:
+    def test_orders_of_an_earlier_term_are_refused(self, bench: WorkerBench) -> None:
         """A planner that has lost its lease does not know; an operator's orders have no term."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.iterate(r=51)
         bench.feed(m.GiveBackRequest("another", 1, "", 7))
@@ -468,9 +443,8 @@ class TestSurvey:
         assert bench.feed(m.GiveBackRequest("r", 1, "", 6)) == []
         assert len(sent(bench.feed(m.MoveRequest("r", 1, "spotwise-move-1", "x")), "x")) == 1
 
-    def test_a_draining_worker_says_until_when_it_stays(self) -> None:
+    def test_a_draining_worker_says_until_when_it_stays(self, bench: WorkerBench) -> None:
         """In its heartbeats, so that a planner that missed the notice learns of it."""
-        bench = WorkerBench()
         assert bench.role.leaves_at_s is None
         bench.feed(m.Drain("w", 120.0))
         assert bench.role.leaves_at_s == 120.0

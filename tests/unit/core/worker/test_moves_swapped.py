@@ -9,7 +9,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.requests.record import KvTarget
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.sequences.move import RESERVED_WITHIN_S, RETURNED_WITHIN_S
-from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.builders import ledger, one, only, sent
 from tests.unit.core.worker.bench import WorkerBench, deltas, error_delta, row_of, rows
 from tests.unit.core.worker.test_swaps import POLICY, one_leaves
 
@@ -46,6 +46,14 @@ def asked(commands: list[c.WorkerCommand]) -> list[m.ReserveKv]:
     return [message for message in sent(commands, "x") if isinstance(message, m.ReserveKv)]
 
 
+@pytest.fixture
+def bench() -> WorkerBench:
+    """`a` is on the host, and was ordered to move."""
+    made = on_the_host()
+    made.feed(ORDER)
+    return made
+
+
 def test_it_is_swapped_in_and_then_moves() -> None:
     """The target is asked once the KV is on the device; all of it is copied, and both pools are free in the end."""
     bench = on_the_host()
@@ -66,10 +74,8 @@ def test_it_is_swapped_in_and_then_moves() -> None:
     bench.assert_empty()
 
 
-def test_it_decodes_until_it_is_copied_where_its_turn_comes() -> None:
+def test_it_decodes_until_it_is_copied_where_its_turn_comes(bench: WorkerBench) -> None:
     """Back on the device, it is a sequence like any other."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     bench.swapped("a")
     assert row_of(bench.iterate(o=2), "a") == (39, 1)
     (push,) = only(bench.feed(m.KvReserved("a", 1, 0, ROOM)), h.OpenPush)
@@ -97,19 +103,15 @@ def test_while_it_is_being_swapped_it_is_refused() -> None:
     assert refusal(bench.feed(ORDER)) == "its KV is not on the device"
 
 
-def test_a_second_order_does_not_disturb_its_return() -> None:
+def test_a_second_order_does_not_disturb_its_return(bench: WorkerBench) -> None:
     """One swap, one reservation."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     commands = bench.feed(m.MoveRequest("a", 1, "planner", "y"))
     assert (refusal(commands), only(commands, c.SwapIn)) == ("it is on its way to x", [])
     assert len(asked(bench.swapped("a"))) == 1
 
 
-def test_cancelled_on_its_way_back_it_ends_when_the_copy_has() -> None:
+def test_cancelled_on_its_way_back_it_ends_when_the_copy_has(bench: WorkerBench) -> None:
     """The planner is answered once; the target, which was not asked, hears nothing."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     commands = bench.feed(m.CancelRequest("a", 1))
     assert [report.outcome for report in ended(commands)] == [m.MoveOutcome.ENDED]
     assert sent(commands, "x") == []
@@ -120,10 +122,8 @@ def test_cancelled_on_its_way_back_it_ends_when_the_copy_has() -> None:
     bench.assert_empty()
 
 
-def test_a_worker_that_must_leave_gives_it_back() -> None:
+def test_a_worker_that_must_leave_gives_it_back(bench: WorkerBench) -> None:
     """Its gateway has it computed elsewhere; the worker leaves when the copy has ended."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     bench.feed(m.Drain("w", bench.now + 0.5))
     bench.iterate(o=2)
     commands = bench.tick(after_s=1.0)
@@ -135,10 +135,8 @@ def test_a_worker_that_must_leave_gives_it_back() -> None:
     bench.assert_empty()
 
 
-def test_kv_that_is_lost_on_its_way_is_computed_again_here() -> None:
+def test_kv_that_is_lost_on_its_way_is_computed_again_here(bench: WorkerBench) -> None:
     """The move is refused, and the host blocks come free."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     commands = bench.feed(c.SwapFailed("a@1", "a bad page"))
     assert refusal(commands) == "its KV was lost on the way from the host"
     assert ledger(commands, "move_failed") == [
@@ -148,10 +146,8 @@ def test_kv_that_is_lost_on_its_way_is_computed_again_here() -> None:
     assert row_of(bench.iterate(o=2), "a") == (0, 40)
 
 
-def test_kv_that_does_not_come_back_in_time_is_waited_for_no_longer() -> None:
+def test_kv_that_does_not_come_back_in_time_is_waited_for_no_longer(bench: WorkerBench) -> None:
     """The target is never asked; the sequence goes on here when the copy ends after all."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     assert ended(bench.tick(after_s=RETURNED_WITHIN_S * 0.9)) == []
     commands = bench.tick(after_s=RETURNED_WITHIN_S * 0.2)
     assert refusal(commands) == "its KV did not come back from the host in time"
@@ -161,10 +157,8 @@ def test_kv_that_does_not_come_back_in_time_is_waited_for_no_longer() -> None:
     assert row_of(bench.iterate(o=2), "a") == (39, 1)
 
 
-def test_time_in_which_the_worker_heard_nothing_does_not_count() -> None:
+def test_time_in_which_the_worker_heard_nothing_does_not_count(bench: WorkerBench) -> None:
     """As for answers of a target."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     bench.now += 60.0
     assert ended(bench.feed(m.Tick(60.0))) == []
     bench.swapped("a")
@@ -173,10 +167,8 @@ def test_time_in_which_the_worker_heard_nothing_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("has_left", [False, True], ids=["leaving", "left"])
-def test_swapped_out_again_before_the_target_answered_it_is_refused(has_left: bool) -> None:
+def test_swapped_out_again_before_the_target_answered_it_is_refused(has_left: bool, bench: WorkerBench) -> None:
     """The reservation is cancelled, and the sequence waits on the host for its turn."""
-    bench = on_the_host()
-    bench.feed(ORDER)
     bench.swapped("a")
     bench.iterate(o=2)
     bench.in_place("p", prompt=30)
@@ -201,8 +193,7 @@ def test_a_survey_counts_its_tokens_unless_it_is_being_swapped() -> None:
     bench = on_the_host()
     tokens = {}
     for step in ("host", "returning"):
-        (answer,) = sent(bench.feed(m.SurveyWorker("planner", 4)), "planner")
-        assert isinstance(answer, m.WorkerSurveyed)
+        answer = one(sent(bench.feed(m.SurveyWorker("planner", 4)), "planner"), m.WorkerSurveyed)
         tokens[step] = {each.choice_id: each.tokens for each in answer.sequences}["a"]
         bench.feed(ORDER)
     assert tokens == {"host": 39, "returning": 0}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
 from spotwise.core.worker.policy import Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
-from tests.unit.core.builders import ledger, only, sent
+from tests.unit.core.builders import ledger, one, only, sent
 from tests.unit.core.worker.bench import HERE, WorkerBench, rows
 
 #: A decode takes 1 s, a prompt token a tenth more; quanta are 1, 2, 4, 8 s.
@@ -31,13 +32,22 @@ def policy_of(when_full: WhenFull, *, slots: int = 0, burst_queues: int = 0, seq
     return replace(POLICY, limits=BatchLimits(seqs), swap=SwapPolicy(when_full, slots, burst_queues))
 
 
-def two_long_ones(bench: WorkerBench, max_new: int = 30, tenant: str = "") -> None:
+def two_long_ones(
+    policy: WorkerPolicy, max_new: int = 30, tenant: str = "", blocks: int = 4, **options: Any
+) -> WorkerBench:
     """Sequences a and b decode, in the lowest queue, with two blocks of 16 each; b came there later."""
+    bench = WorkerBench(blocks=blocks, policy=policy, **options)
     bench.in_place("a", prompt=20, max_new=max_new, tenant=tenant)
     bench.iterate(a=51)
     bench.in_place("b", prompt=20, max_new=max_new, tenant=tenant)
     bench.iterate(a=52)
     bench.iterate(a=52, b=51)
+    return bench
+
+
+@pytest.fixture
+def two() -> WorkerBench:
+    return two_long_ones(policy_of(WhenFull.REACTIVE))
 
 
 def moved(commands: list[c.WorkerCommand]) -> list[str]:
@@ -48,49 +58,42 @@ def moved(commands: list[c.WorkerCommand]) -> list[str]:
 class TestReactive:
     """KV goes when its place is needed."""
 
-    def test_a_newcomer_makes_the_last_in_order_give_its_blocks_up(self) -> None:
+    def test_a_newcomer_makes_the_last_in_order_give_its_blocks_up(self, two: WorkerBench) -> None:
         """The newcomer is computed once the last sequence is swapped out; meanwhile the others continue."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        commands = bench.in_place("n", prompt=5)
+        commands = two.in_place("n", prompt=5)
         assert moved(commands) == []  # the iteration in flight reads them
-        commands = bench.iterate(a=53, b=52)
+        commands = two.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
         (move,) = only(commands, c.SwapOut)
         assert len(move.block_ids) == len(move.host_block_ids) == 2
-        assert bench.pool.free_blocks == 0
-        bench.swapped("b")
-        assert rows(bench.iterate(a=54)) == ["n@1", "a@1"]
+        assert two.pool.free_blocks == 0
+        two.swapped("b")
+        assert rows(two.iterate(a=54)) == ["n@1", "a@1"]
 
-    def test_it_comes_back_when_there_is_room_and_it_has_its_turn(self) -> None:
+    def test_it_comes_back_when_there_is_room_and_it_has_its_turn(self, two: WorkerBench) -> None:
         """A swapped-out sequence returns when blocks are free and it has its turn, and resumes at its position."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        bench.in_place("n", prompt=5)
-        bench.iterate(a=53, b=52)
-        bench.swapped("b")
-        bench.iterate(a=54)
-        commands = bench.iterate(n=2, a=55)  # n ends
+        two.in_place("n", prompt=5)
+        two.iterate(a=53, b=52)
+        two.swapped("b")
+        two.iterate(a=54)
+        commands = two.iterate(n=2, a=55)  # n ends
         assert [move.sequence_id for move in only(commands, c.SwapIn)] == ["b@1"]
-        commands = bench.swapped("b")
-        commands = bench.iterate(a=56)
+        commands = two.swapped("b")
+        commands = two.iterate(a=56)
         assert rows(commands) == ["a@1", "b@1"]
         ((_, first, tokens, _),) = [row for order in only(commands, c.RunIteration) for row in order.batch.rows][1:]
         assert (first, tokens) == (21, 1)
 
-    def test_where_all_behind_it_are_not_enough_no_sequence_gives_up_blocks(self) -> None:
+    def test_where_all_behind_it_are_not_enough_no_sequence_gives_up_blocks(self, two: WorkerBench) -> None:
         """No sequence is swapped out for a newcomer that would not fit even then, and later newcomers do not pass it."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        bench.in_place("n", prompt=60)  # four blocks, of the lowest queue
-        bench.start("o", prompt=60, target=HERE)
-        commands = bench.iterate(a=53, b=52)
+        two.in_place("n", prompt=60)  # four blocks, of the lowest queue
+        two.start("o", prompt=60, target=HERE)
+        commands = two.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == ([], ["a@1", "b@1"])
 
     def test_where_the_host_is_full_it_is_computed_again(self) -> None:
         """The preempted sequence's blocks become free at once, since nothing is copied."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE), host_blocks=1)
-        two_long_ones(bench)
+        bench = two_long_ones(policy_of(WhenFull.REACTIVE), host_blocks=1)
         bench.in_place("n", prompt=5)
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == ([], ["n@1", "a@1"])
@@ -98,8 +101,7 @@ class TestReactive:
 
     def test_a_sequence_recomputed_often_enough_stays(self) -> None:
         """Without swapping a sequence is recomputed a bounded number of times, then the newcomer waits."""
-        bench = WorkerBench(blocks=4, policy=replace(policy_of(WhenFull.RECOMPUTE), max_preemptions=1))
-        two_long_ones(bench, max_new=12)
+        bench = two_long_ones(replace(policy_of(WhenFull.RECOMPUTE), max_preemptions=1), max_new=12)
         bench.in_place("n", prompt=5)
         assert ledger(bench.iterate(a=53, b=52), "preempted")
         assert rows(bench.iterate(n=2, a=54)) == ["a@1", "b@1"]
@@ -128,8 +130,7 @@ class TestDefer:
 
     def test_no_sequence_gives_blocks_up_to_a_newcomer(self) -> None:
         """Under `WhenFull.DEFER` a newcomer waits although it ranks before the running sequences."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
-        two_long_ones(bench)
+        bench = two_long_ones(policy_of(WhenFull.DEFER))
         bench.in_place("n", prompt=5)
         commands = bench.iterate(a=53, b=52)
         assert (moved(commands), ledger(commands, "preempted"), rows(commands)) == ([], [], ["a@1", "b@1"])
@@ -138,8 +139,7 @@ class TestDefer:
 
     def test_a_growing_sequence_still_takes_them(self) -> None:
         """A growing sequence takes blocks from those ranked below it, else none would progress."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.DEFER))
-        two_long_ones(bench)
+        bench = two_long_ones(policy_of(WhenFull.DEFER))
         for token in range(53, 62):  # then a has all 32 tokens of its blocks
             assert ledger(bench.iterate(a=token, b=token), "preempted") == []
         commands = bench.iterate(a=62, b=62)
@@ -214,53 +214,42 @@ class TestReservations:
 
     def test_a_refusal_makes_room_for_the_next_time(self) -> None:
         """After a refusal idle sequences are swapped out, and for a second the memory is kept for the newcomer."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE, seqs=1))
-        two_long_ones(bench)
+        bench = two_long_ones(policy_of(WhenFull.REACTIVE, seqs=1))
         bench.iterate(a=53)
-        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
-        assert isinstance(refused, m.KvRefused)
+        assert one(sent(bench.reserve("n", tokens=20, new=4), "s"), m.KvRefused)
         commands = bench.tick()
         name = moved(commands) or moved(bench.iterate(a=54)) or moved(bench.iterate(b=52))
         assert name
         bench.swapped(name[0].split("@")[0])
-        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
-        assert isinstance(reserved, m.KvReserved)
+        assert one(sent(bench.reserve("n", 2, tokens=20, new=4), "s"), m.KvReserved)
 
-    def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self) -> None:
+    def test_those_that_run_make_room_too_where_they_let_newcomers_pass(self, two: WorkerBench) -> None:
         """In a batch wide enough for all, no sequence is idle, so the last of the order is swapped out."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        (refused,) = sent(bench.reserve("n", tokens=20, new=4), "s")
-        assert isinstance(refused, m.KvRefused)
-        commands = bench.iterate(a=53, b=52)
+        assert one(sent(two.reserve("n", tokens=20, new=4), "s"), m.KvRefused)
+        commands = two.iterate(a=53, b=52)
         assert (moved(commands), rows(commands)) == (["b@1"], ["a@1"])
-        bench.swapped("b")
-        assert rows(bench.iterate(a=54)) == ["a@1"]  # b stays away: the memory is promised
-        (reserved,) = sent(bench.reserve("n", 2, tokens=20, new=4), "s")
-        assert isinstance(reserved, m.KvReserved)
+        two.swapped("b")
+        assert rows(two.iterate(a=54)) == ["a@1"]  # b stays away: the memory is promised
+        assert one(sent(two.reserve("n", 2, tokens=20, new=4), "s"), m.KvReserved)
 
-    def test_a_promise_is_kept_for_a_second(self) -> None:
+    def test_a_promise_is_kept_for_a_second(self, two: WorkerBench) -> None:
         """After a second the promise ends, and the swapped-out sequence comes back."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        bench.reserve("n", tokens=20, new=4)
-        bench.iterate(a=53, b=52)
-        bench.swapped("b")
-        assert only(bench.iterate(after_s=0.9, a=54), c.SwapIn) == []
-        assert [move.sequence_id for move in only(bench.iterate(after_s=0.2, a=55), c.SwapIn)] == ["b@1"]
+        two.reserve("n", tokens=20, new=4)
+        two.iterate(a=53, b=52)
+        two.swapped("b")
+        assert only(two.iterate(after_s=0.9, a=54), c.SwapIn) == []
+        assert [move.sequence_id for move in only(two.iterate(after_s=0.2, a=55), c.SwapIn)] == ["b@1"]
 
     @pytest.mark.parametrize(("tenant", "leaving"), [("y", []), ("x", ["b@1"]), ("z", ["b@1"])])
     def test_a_tenant_that_was_served_less_gives_nothing_up(self, tenant: str, leaving: list[str]) -> None:
         """x was served less than y, for whose newcomers it would otherwise leave one after another, until it starves. The
         queues decide for its own newcomer, and for one of a tenant that was served nothing yet.
         """
-        bench = WorkerBench(blocks=6, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench, tenant="x")
+        bench = two_long_ones(policy_of(WhenFull.REACTIVE), tenant="x", blocks=6)
         bench.in_place("y", prompt=30, max_new=1, tenant="y")
         assert "y@1" in rows(bench.iterate(a=53, b=52))
         bench.iterate(y=51, a=54, b=53)
-        (refused,) = sent(bench.reserve("n", tokens=44, new=4, tenant=tenant), "s")
-        assert isinstance(refused, m.KvRefused)
+        assert one(sent(bench.reserve("n", tokens=44, new=4, tenant=tenant), "s"), m.KvRefused)
         assert moved(bench.iterate(a=55, b=54)) == leaving
 
     @pytest.mark.parametrize(("tenant", "answer"), [("y", m.KvRefused), ("x", m.KvReserved)])
@@ -277,26 +266,21 @@ class TestReservations:
         assert (rows(bench.iterate(a=51)), bench.pool.free_blocks) == (["p@1"], 0)
         bench.tick(after_s=100.0)  # the reservation expires
         assert bench.pool.free_blocks == 2
-        (answered,) = sent(bench.reserve("n", tokens=30, new=2, tenant=tenant), "s")
-        assert isinstance(answered, answer)
+        assert one(sent(bench.reserve("n", tokens=30, new=2, tenant=tenant), "s"), answer)
 
     @pytest.mark.parametrize(("priority", "leaving"), [(1, []), (0, ["b@1"]), (-1, ["b@1"])])
-    def test_a_priority_is_strict(self, priority: int, leaving: list[str]) -> None:
+    def test_a_priority_is_strict(self, priority: int, leaving: list[str], two: WorkerBench) -> None:
         """No sequence leaves for a newcomer with a higher number than its own."""
-        bench = WorkerBench(blocks=4, policy=policy_of(WhenFull.REACTIVE))
-        two_long_ones(bench)
-        bench.reserve("n", tokens=20, new=4, priority=priority, tenant="x")
-        assert moved(bench.iterate(a=53, b=52)) == leaving
+        two.reserve("n", tokens=20, new=4, priority=priority, tenant="x")
+        assert moved(two.iterate(a=53, b=52)) == leaving
 
     @pytest.mark.parametrize(("when_full", "blocks"), [(WhenFull.REACTIVE, 5), (WhenFull.DEFER, 1)])
     def test_what_could_move_counts_as_free_for_newcomers(self, when_full: WhenFull, blocks: int) -> None:
         """The scheduler sees the memory of sequences that could be swapped out as free, of running ones as well."""
-        bench = WorkerBench(blocks=5, policy=policy_of(when_full, seqs=1))
-        two_long_ones(bench)
+        bench = two_long_ones(policy_of(when_full, seqs=1), blocks=5)
         assert bench.role.load().kv_blocks_free == blocks
 
 
 def test_a_policy_that_swaps_needs_blocks_of_the_host() -> None:
-    """The error is raised at construction."""
     with pytest.raises(ValueError, match="host"):
         type(WorkerBench().role)("w", 1, "w:2", WorkerBench().pool, POLICY)

@@ -41,12 +41,16 @@ def hand_off(bench: WorkerBench, choice_id: str) -> list[c.WorkerCommand]:
     return commands
 
 
+@pytest.fixture
+def bench() -> WorkerBench:
+    return bench_of()
+
+
 class TestReuse:
     """Prefix reuse on a worker that computes prompts."""
 
-    def test_full_blocks_of_a_prompt_that_began_alike_are_not_computed_again(self) -> None:
+    def test_full_blocks_of_a_prompt_that_began_alike_are_not_computed_again(self, bench: WorkerBench) -> None:
         """Two blocks of 16 are shared; the hand-off pushes them all, and gateway and ledger get the cached count."""
-        bench = bench_of()
         assert prompt(bench, "a", TEXT[:40]) == (0, 40, (0, 1, 2))
         hand_off(bench, "a")
         first, tokens, blocks = prompt(bench, "b", (*TEXT[:36], 7, 7))
@@ -59,18 +63,15 @@ class TestReuse:
         bench.delivered("b")
         bench.assert_empty()
 
-    def test_the_last_token_of_a_prompt_is_always_computed(self) -> None:
+    def test_the_last_token_of_a_prompt_is_always_computed(self, bench: WorkerBench) -> None:
         """The last token's logits give the first new token, so its block is computed again."""
-        bench = bench_of()
         prompt(bench, "a", TEXT[:32])
         hand_off(bench, "a")
         first, tokens, blocks = prompt(bench, "b", TEXT[:32])
         assert (first, tokens) == (16, 16)
         assert (blocks[0], blocks[1] == 1) == (0, False)
 
-    def test_a_block_is_shared_while_its_first_owner_still_uses_it(self) -> None:
-        """A block is shared as soon as it is computed, while its first owner still uses it."""
-        bench = bench_of()
+    def test_a_block_is_shared_while_its_first_owner_still_uses_it(self, bench: WorkerBench) -> None:
         prompt(bench, "a", TEXT[:40])
         assert bench.start("b", prompt=40) + bench.load("b", prompt=TEXT[:40]) == [c.LoadRecord("b", 1)]
         (order,) = only(bench.iterate(a=50), c.RunIteration)
@@ -81,16 +82,14 @@ class TestReuse:
         hand_off(bench, "b")
         bench.assert_empty()
 
-    def test_another_beginning_shares_nothing_though_a_later_block_is_the_same(self) -> None:
+    def test_another_beginning_shares_nothing_though_a_later_block_is_the_same(self, bench: WorkerBench) -> None:
         """The KV of a token depends on all tokens before it."""
-        bench = bench_of()
         prompt(bench, "a", TEXT[:40])
         hand_off(bench, "a")
         assert prompt(bench, "b", (7, *TEXT[1:40]))[:2] == (0, 40)
 
-    def test_a_prompt_with_requested_scores_is_computed_whole(self) -> None:
+    def test_a_prompt_with_requested_scores_is_computed_whole(self, bench: WorkerBench) -> None:
         """Scores need the logits of every position, a mean its hidden states; what it computes may be reused by others."""
-        bench = bench_of()
         for name, sampling in (
             ("a", SamplingParams(prompt_logprobs=0)),
             ("b", SamplingParams(prompt_logprobs=0)),
@@ -102,9 +101,8 @@ class TestReuse:
         hand_off(bench, "d")
         assert prompt(bench, "e", TEXT[:40], SamplingParams(pooling=Pooling.LAST))[:2] == (32, 8)
 
-    def test_tenants_find_their_own_blocks_only(self) -> None:
+    def test_tenants_find_their_own_blocks_only(self, bench: WorkerBench) -> None:
         """The same prompt with another salt, or without one, is computed whole; each salt finds its own blocks again."""
-        bench = bench_of()
         for name, salt in (("a", "acme"), ("b", "other"), ("d", "")):
             assert prompt(bench, name, TEXT[:40], salt=salt)[:2] == (0, 40)
             hand_off(bench, name)
@@ -146,9 +144,8 @@ class TestInPlace:
         (order,) = only(bench.load(choice_id, prompt=tokens, max_new=max_new), c.RunIteration)
         return order
 
-    def test_a_prompt_begins_with_what_an_answer_left(self) -> None:
+    def test_a_prompt_begins_with_what_an_answer_left(self, bench: WorkerBench) -> None:
         """The next turn of a chat finds its whole history."""
-        bench = bench_of()
         self.begin(bench, "a", TEXT[:20])
         for position in range(20, 34):
             bench.iterate(a=TEXT[position])
@@ -174,9 +171,8 @@ class TestInPlace:
 
 
 @pytest.mark.parametrize("is_ill", [False, True])
-def test_blocks_whose_numbers_were_none_are_no_prefix_of_another_request(is_ill: bool) -> None:
+def test_blocks_whose_numbers_were_none_are_no_prefix_of_another_request(is_ill: bool, bench: WorkerBench) -> None:
     """The engine has made zeros of them, which would give their next user wrong tokens. Other failures say nothing of KV."""
-    bench = bench_of()
     prompt(bench, "a", TEXT)
     bench.feed(c.IterationFinished((SampledToken("a@1", 0, failure="no number", may_be_ill=is_ill),)))
     first, _, _ = prompt(bench, "b", TEXT)

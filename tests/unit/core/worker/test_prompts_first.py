@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.messages import mesh as m
 from spotwise.core.worker import commands as c
@@ -43,7 +41,6 @@ def test_a_prompt_that_waits_too_long_takes_the_blocks_of_a_decode() -> None:
 
 
 def test_strictly_first_come_first_served_it_waits() -> None:
-    """Without `prompts_first` a waiting prompt never preempts a decode."""
     bench = full(policy=replace(POLICY, prompts_first=False))
     bench.prefill("p", prompt=30)
     commands = bench.iterate(after_s=1000.0, a=52, b=51)
@@ -51,7 +48,6 @@ def test_strictly_first_come_first_served_it_waits() -> None:
 
 
 def test_with_all_blocks_reserved_no_sequence_is_preempted() -> None:
-    """With `Reserve.MAX_TOKENS`, as in Orca, a waiting prompt preempts no sequence."""
     bench = full(policy=replace(POLICY, reserve=Reserve.MAX_TOKENS))
     bench.prefill("p", prompt=30)
     assert rows(bench.iterate(after_s=1000.0, a=52, b=51)) == ["a@1", "b@1"]
@@ -181,11 +177,6 @@ def test_a_prompt_that_is_computed_in_parts_keeps_its_blocks() -> None:
     commands = bench.iterate(p=50)
     assert rows(commands) == ["a@1"]
     assert ledger(commands, "preempted") == [{"computed_tokens": 31, "preemptions": 1}]
-
-
-def test_a_wait_below_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="preempt_after_s"):
-        WorkerPolicy(preempt_after_s=-1.0)
 
 
 class TestInPlace:

@@ -56,19 +56,21 @@ class Floor:
             sequence.count_tokens(1)
 
 
+@pytest.fixture
+def floor() -> Floor:
+    return Floor()
+
+
 class TestQueues:
     """Skip-join MLFQ over sequences."""
 
-    def test_a_short_prompt_goes_before_a_long_one_that_came_earlier(self) -> None:
-        """A short prompt skips fewer queues than a long one, so it runs first."""
-        floor = Floor()
+    def test_a_short_prompt_goes_before_a_long_one_that_came_earlier(self, floor: Floor) -> None:
         floor.add("long", 60)
         floor.add("short", 5)
         assert floor.names() == ["short", "long"]
 
-    def test_what_is_cached_of_a_prompt_does_not_count(self) -> None:
+    def test_what_is_cached_of_a_prompt_does_not_count(self, floor: Floor) -> None:
         """The first iteration takes as long as the uncached part of the prompt."""
-        floor = Floor()
         first = floor.add("first", 60)
         first.block_ids = floor.pool.allocate(first.sequence_id, 60)
         first.computed_tokens = 60
@@ -80,11 +82,10 @@ class TestQueues:
         assert again.queue_state is not None and middle.queue_state is not None
         assert (again.queue_state.queue, middle.queue_state.queue) == (2, 2)  # 4 of 60 tokens; 9 of 9
 
-    def test_each_is_charged_what_its_tokens_cost_alone(self) -> None:
+    def test_each_is_charged_what_its_tokens_cost_alone(self, floor: Floor) -> None:
         """A decode beside a long prompt is charged the cost of a decode, not the duration of the batch (the prototype's
         error).
         """
-        floor = Floor()
         decode, prompt = floor.add("decode", 15), floor.add("prompt", 60)
         floor.names()
         floor.run(2.5, decode)
@@ -93,9 +94,7 @@ class TestQueues:
         floor.run(8.0, decode, prompt)
         assert decode.queue_state.used_s == used_s + 1.0
 
-    def test_a_used_up_quantum_lets_newcomers_pass(self) -> None:
-        """Newcomers pass a sequence with a used-up quantum, and so do earlier arrivals of the lower queue."""
-        floor = Floor()
+    def test_a_used_up_quantum_lets_newcomers_pass(self, floor: Floor) -> None:
         old = floor.add("old", 5)  # 1.5 s: Q2
         floor.names()
         floor.run(1.5, old)
@@ -106,9 +105,8 @@ class TestQueues:
         floor.add("short", 5)
         assert floor.names(2.5) == ["short", "old", "new"]
 
-    def test_one_that_moved_in_keeps_its_queue(self) -> None:
+    def test_one_that_moved_in_keeps_its_queue(self, floor: Floor) -> None:
         """A sequence that migrated keeps its queue and the part of its quantum that it had used."""
-        floor = Floor()
         moved = floor.add("moved", 5)
         moved.arrived_level = QueueLevel(3, 0.875)
         floor.add("new", 15)
@@ -146,7 +144,6 @@ class TestQueues:
         assert floor.order.next_runs_s(ordered[::-1], 0.0) == [6.0, 1.0, 0.0]
 
     def test_a_lower_priority_is_expected_after_the_others(self) -> None:
-        """A sequence of lower priority is expected after the others, however short it is."""
         floor = Floor(width=1)
         high, low = floor.add("high", 60), floor.add("low", 5, priority=1)
         runs_s = floor.order.next_runs_s(floor.order.order([high, low], 0.0), 0.0)
@@ -156,17 +153,15 @@ class TestQueues:
 class TestTenants:
     """Turns of tenants, above the queues and below priorities."""
 
-    def test_a_tenant_with_many_requests_does_not_push_others_back(self) -> None:
+    def test_a_tenant_with_many_requests_does_not_push_others_back(self, floor: Floor) -> None:
         """Rows go to the least served tenant."""
-        floor = Floor()
         for number in range(3):
             floor.add(f"many{number}", 5, tenant="many")
         floor.add("one", 5, tenant="one")
         assert floor.names() == ["many0", "one", "many1", "many2"]
 
-    def test_a_served_tenant_waits_for_others(self) -> None:
+    def test_a_served_tenant_waits_for_others(self, floor: Floor) -> None:
         """A tenant is charged prompt tokens once and output tokens twice."""
-        floor = Floor()
         a, b = floor.add("a", 20, tenant="a"), floor.add("b", 5, tenant="b")
         floor.names()
         floor.run(3.0, a)
@@ -176,9 +171,8 @@ class TestTenants:
             floor.run(5.0, b)
         assert floor.names(5.0)[0] == "a"  # 20 against 5 and 8 x 2
 
-    def test_priorities_come_before_turns(self) -> None:
+    def test_priorities_come_before_turns(self, floor: Floor) -> None:
         """The lower number first, whatever its tenant has had."""
-        floor = Floor()
         a, _ = floor.add("a", 20, tenant="a", priority=-1), floor.add("b", 5, tenant="b")
         floor.names()
         floor.run(3.0, a)
@@ -188,23 +182,19 @@ class TestTenants:
 class TestInOrder:
     """Orders by a key."""
 
-    def test_the_lower_priority_number_first_then_by_arrival(self) -> None:
-        """Priority ordering is by the lower number, then by arrival, as in vLLM."""
-        floor = Floor()
+    def test_the_lower_priority_number_first_then_by_arrival(self, floor: Floor) -> None:
         sequences = [floor.add("a", 5, priority=1), floor.add("b", 5), floor.add("c", 5, priority=1)]
         ordered = KeyedPolicy(by_priority).order(sequences, 0.0)
         assert [sequence.choice_id for sequence in ordered] == ["b", "a", "c"]
 
-    def test_least_to_compute_first(self) -> None:
+    def test_least_to_compute_first(self, floor: Floor) -> None:
         """Shortest-job-first counts the remaining tokens of prompt and answer together."""
-        floor = Floor()
         a, b = floor.add("a", 50), floor.add("b", 5)
         b.max_new_tokens = 1046
         assert KeyedPolicy(by_tokens_left).order([b, a], 0.0) == [a, b]
 
-    def test_without_a_key_they_stay_as_they_came(self) -> None:
+    def test_without_a_key_they_stay_as_they_came(self, floor: Floor) -> None:
         """Without a key sequences keep their order and precede any newcomer; with one, a newcomer's key is unknown."""
-        floor = Floor()
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         assert KeyedPolicy().order(sequences, 0.0) == sequences
         assert KeyedPolicy().comes_before(sequences[0], None, 0.0)
@@ -212,9 +202,7 @@ class TestInOrder:
         assert KeyedPolicy().next_runs_s(sequences, 0.0) == [0.0, 1.0]
 
     @pytest.mark.parametrize(("scheduling", "first"), [("fcfs", "a"), ("priority", "b"), ("srpt", "b"), ("mlfq", "b")])
-    def test_a_policy_names_its_order(self, scheduling: str, first: str) -> None:
-        """Every scheduling has a scheduling policy with its own order."""
-        floor = Floor()
+    def test_a_policy_names_its_order(self, scheduling: str, first: str, floor: Floor) -> None:
         sequences = [floor.add("a", 50, priority=3), floor.add("b", 5)]
         policy = WorkerPolicy(scheduling=Scheduling(scheduling), mlfq=QUEUES, cost=COST)
         assert scheduling_policy_of(policy, floor.table, floor.prefixes).order(sequences, 0.0)[0].choice_id == first

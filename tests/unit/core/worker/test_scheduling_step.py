@@ -52,7 +52,6 @@ class TestLeave:
         assert idle.leave(0) == []
 
     def test_of_equals_the_last_goes(self) -> None:
-        """Of equal candidates the last in scheduling order is swapped out."""
         assert Held(("a", 1, 1.0), ("b", 1, 1.0)).leave(1) == ["b"]
 
     def test_whose_blocks_others_hold_too_is_passed_over(self) -> None:

@@ -53,7 +53,6 @@ class TestLeaving:
         assert (bench.pool.free_blocks, bench.host.free_blocks) == (2, 17)
 
     def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
-        """A sequence cancelled during its swap-out leaves when the copy has ended, and holds nothing after that."""
         bench, _ = one_leaves()
         assert only(bench.feed(m.CancelRequest("a", 1)), c.DropSequence) == []
         commands = bench.swapped("a")
@@ -127,9 +126,6 @@ class TestReturning:
         assert bench.host.free_blocks == 20
 
     def test_one_that_is_cancelled_meanwhile_leaves_when_the_copy_has_ended(self) -> None:
-        """A sequence cancelled during its swap-in leaves when the copy has ended, and its device and host blocks
-        become free.
-        """
         bench, _ = one_leaves()
         bench.swapped("a")
         bench.iterate(n=2)
@@ -139,7 +135,6 @@ class TestReturning:
         bench.assert_empty()
 
     def test_one_that_is_cancelled_on_the_host_leaves_at_once(self) -> None:
-        """A sequence cancelled while it is on the host leaves at once, and its host blocks become free."""
         bench, _ = one_leaves()
         bench.swapped("a")
         bench.feed(m.CancelRequest("a", 1))

@@ -14,9 +14,8 @@ def reservation(choice_id: str, term: int, number: int = 1, source_id: str = "")
     return m.ReserveKv(choice_id, 1, stream_of(choice_id), "s", number, 40, 10, LEASE_S, source_id, term=term)
 
 
-def test_a_reservation_of_an_earlier_term_is_refused() -> None:
+def test_a_reservation_of_an_earlier_term_is_refused(bench: WorkerBench) -> None:
     """The scheduler that was replaced learns so, from the answer and from the term in the worker's heartbeats."""
-    bench = WorkerBench()
     assert only(bench.feed(reservation("a", 7)), m.KvReserved)
     (refused,) = only(bench.feed(reservation("b", 5)), m.KvRefused)
     assert refused.reason == "the scheduler's term 5 is over"
@@ -25,17 +24,15 @@ def test_a_reservation_of_an_earlier_term_is_refused() -> None:
     assert only(bench.feed(reservation("c", 7)), m.KvReserved)
 
 
-def test_a_refused_order_counts_as_received() -> None:
+def test_a_refused_order_counts_as_received(bench: WorkerBench) -> None:
     """Else the scheduler would count it as on its way, should it act again."""
-    bench = WorkerBench()
     bench.feed(reservation("a", 7, number=1))
     bench.feed(reservation("b", 5, number=2))
     assert bench.role.load().assignments_seen == (("s", 2),)
 
 
-def test_a_prefill_of_an_earlier_term_goes_back_to_its_gateway() -> None:
+def test_a_prefill_of_an_earlier_term_goes_back_to_its_gateway(bench: WorkerBench) -> None:
     """Its reservation was made before the next term: without the error its gateway would wait for tokens."""
-    bench = WorkerBench()
     bench.feed(reservation("a", 7))
     commands = bench.feed(m.StartPrefill("b", 1, stream_of("b"), "s", 2, 30, TARGET, LEASE_S, 10, 5))
     (batch,) = only(commands, m.TokenBatch)
@@ -46,32 +43,28 @@ def test_a_prefill_of_an_earlier_term_goes_back_to_its_gateway() -> None:
 
 
 @pytest.mark.parametrize("term", [5, 7, 0])
-def test_an_earlier_term_cancels_nothing(term: int) -> None:
+def test_an_earlier_term_cancels_nothing(term: int, bench: WorkerBench) -> None:
     """Another worker's cancellation has no term, and is obeyed."""
-    bench = WorkerBench()
     bench.feed(reservation("a", 7))
     bench.feed(m.CancelRequest("a", 1, term))
     assert len(bench.role.sequences) == (1 if term == 5 else 0)
 
 
 @pytest.mark.parametrize("term", [5, 7])
-def test_an_earlier_term_ends_no_gateways_sequences(term: int) -> None:
-    bench = WorkerBench()
+def test_an_earlier_term_ends_no_gateways_sequences(term: int, bench: WorkerBench) -> None:
     bench.feed(reservation("a", 7))
     bench.feed(m.ForgetGateway("g", 5, term))
     assert len(bench.role.sequences) == (1 if term == 5 else 0)
 
 
 @pytest.mark.parametrize("term", [5, 7])
-def test_an_earlier_term_changes_no_home_pool(term: int) -> None:
-    bench = WorkerBench()
+def test_an_earlier_term_changes_no_home_pool(term: int, bench: WorkerBench) -> None:
     bench.feed(reservation("a", 7))
     commands = bench.feed(m.ChangeHomePool("w", m.Pool.PROMPT, term))
     assert len(only(commands, c.TakeHomePool)) == (0 if term == 5 else 1)
 
 
-def test_a_moves_reservation_has_no_term() -> None:
+def test_a_moves_reservation_has_no_term(bench: WorkerBench) -> None:
     """Another worker orders it."""
-    bench = WorkerBench()
     bench.feed(reservation("a", 7))
     assert only(bench.feed(reservation("b", 0, source_id="other")), m.KvReserved)

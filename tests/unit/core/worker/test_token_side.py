@@ -18,9 +18,8 @@ from tests.unit.core.worker.bench import LEASE_S, WorkerBench, deltas, error_del
 class TestReservation:
     """Blocks are granted at once or refused with a reason."""
 
-    def test_a_grant_names_the_blocks_and_opens_them_to_the_transfer(self) -> None:
+    def test_a_grant_names_the_blocks_and_opens_them_to_the_transfer(self, bench: WorkerBench) -> None:
         """40 tokens take 3 blocks; the record is fetched while the prompt is computed on the prompt worker."""
-        bench = WorkerBench()
         target = KvTarget("w", 9, "w:2", (0, 1, 2))
         assert bench.reserve("r", tokens=40, number=4) == [
             h.ExpectKv("r", 1, (0, 1, 2)),
@@ -40,16 +39,14 @@ class TestReservation:
         refusal = m.KvRefused("r", 1, 5, "w", "2 blocks needed, 1 free")
         assert bench.reserve("r", tokens=30, number=5) == [m.Send("s", refusal)]
 
-    def test_what_is_reserved_already_is_refused(self) -> None:
+    def test_what_is_reserved_already_is_refused(self, bench: WorkerBench) -> None:
         """A second reservation of the request is refused, and the first is kept."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert only(bench.reserve("r"), m.KvRefused)[0].reason == "reserved already"
         assert bench.pool.used_blocks == 3
 
-    def test_a_new_attempt_replaces_the_old_one(self) -> None:
+    def test_a_new_attempt_replaces_the_old_one(self, bench: WorkerBench) -> None:
         """The old transfer is closed before the new one opens, and the old attempt's gateway gets no message."""
-        bench = WorkerBench()
         bench.reserve("r", 1)
         commands = bench.reserve("r", 2)
         assert [type(command) for command in commands[:3]] == [h.ForgetKv, c.DropSequence, h.ExpectKv]
@@ -70,9 +67,8 @@ class TestReservation:
 class TestLeases:
     """A reservation that is not renewed is released."""
 
-    def test_expiry_sends_a_retryable_error_and_frees_the_blocks(self) -> None:
+    def test_expiry_sends_a_retryable_error_and_frees_the_blocks(self, bench: WorkerBench) -> None:
         """The transfer is shut first: nothing may be written into blocks that have another owner."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert bench.tick(after_s=FIRST_TERM * LEASE_S - 0.1) == []
         commands = bench.tick(after_s=0.1)
@@ -84,32 +80,28 @@ class TestLeases:
         assert ledger(commands, "failed")[0]["reason"] == delta.error
         bench.assert_empty()
 
-    def test_renewals_extend_it(self) -> None:
+    def test_renewals_extend_it(self, bench: WorkerBench) -> None:
         """A renewal extends the lease by its whole length from the moment of the renewal."""
-        bench = WorkerBench()
         bench.reserve("r")
         bench.feed(m.RenewLeases((("r", 1),)), after_s=2.0)
         assert bench.tick(after_s=2.9) == []
         assert error_delta(bench.tick(after_s=0.2)).retryable
 
-    def test_renewals_of_what_is_not_here_change_nothing(self) -> None:
+    def test_renewals_of_what_is_not_here_change_nothing(self, bench: WorkerBench) -> None:
         """A renewal of another epoch, or of an absent request, extends no lease."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 2), ("gone", 1))), after_s=2.0) == []
         assert error_delta(bench.tick(after_s=FIRST_TERM * LEASE_S - 2.0)).retryable
 
-    def test_the_first_term_is_longer(self) -> None:
+    def test_the_first_term_is_longer(self, bench: WorkerBench) -> None:
         """The first term is longer: the renewing prompt worker gets its order from a scheduler that may be slow."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.RenewLeases((("r", 1),)), after_s=FIRST_TERM * LEASE_S - 0.1) == []
         assert bench.tick(after_s=LEASE_S - 0.1) == []
         assert error_delta(bench.tick(after_s=0.1)).retryable
 
-    def test_a_sequence_whose_kv_arrived_has_no_lease(self) -> None:
+    def test_a_sequence_whose_kv_arrived_has_no_lease(self, bench: WorkerBench) -> None:
         """The sequence belongs to this worker, and a late renewal gives it no lease."""
-        bench = WorkerBench()
         bench.decode("r")
         bench.feed(m.RenewLeases((("r", 1),)))
         assert bench.tick(after_s=100.0) == []
@@ -118,9 +110,8 @@ class TestLeases:
 class TestArrival:
     """KV that arrived makes a reservation a running sequence."""
 
-    def test_it_decodes_from_the_first_token_on(self) -> None:
+    def test_it_decodes_from_the_first_token_on(self, bench: WorkerBench) -> None:
         """The engine learns the token that the prompt worker sampled, then computes it at the prompt's end."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert bench.load("r") == []
         commands = bench.arrive("r", tokens=30, first=50)
@@ -130,9 +121,8 @@ class TestArrival:
         assert (row.sequence_id, row.first_position, row.num_tokens, row.block_ids) == ("r@1", 30, 1, (0, 1, 2))
         assert row.is_decode
 
-    def test_the_first_token_is_no_more_owed(self) -> None:
+    def test_the_first_token_is_no_more_owed(self, bench: WorkerBench) -> None:
         """The prompt worker sampled it; ten new tokens at most leave nine to be produced here."""
-        bench = WorkerBench()
         bench.reserve("r", new=10)
         assert bench.role.load().remaining_tokens == 10
         bench.load("r")
@@ -141,25 +131,24 @@ class TestArrival:
         bench.iterate(r=51)
         assert bench.role.load().remaining_tokens == 8
 
-    def test_its_tokens_are_numbered_after_the_first(self) -> None:
-        """Index 0 was the prompt worker's."""
-        bench = WorkerBench()
+    def test_its_tokens_are_numbered_after_the_first(self, bench: WorkerBench) -> None:
+        """Index 0 was the prompt worker's, as was the prompt: its ledger lines say so."""
         bench.decode("r")
-        assert deltas(bench.iterate(r=51)) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
+        first = bench.iterate(r=51)
+        assert deltas(first) == [m.TokenDelta(stream_of("r").attempt_id, 1, 51)]
+        assert ledger(first, "prefilled") == []
         assert deltas(bench.iterate(r=52)) == [m.TokenDelta(stream_of("r").attempt_id, 2, 52)]
 
-    def test_its_arrival_is_in_the_ledger(self) -> None:
+    def test_its_arrival_is_in_the_ledger(self, bench: WorkerBench) -> None:
         """Bytes, seconds and transport as the transfer plane measured them."""
-        bench = WorkerBench()
         bench.reserve("r")
         bench.load("r")
         assert ledger(bench.arrive("r", after_s=0.5), "kv_received") == [
             {"kv_bytes": 4096, "transfer_s": 0.25, "transport": "shm", "reserved_s": 0.5}
         ]
 
-    def test_kv_may_arrive_before_the_engine_knows_the_sequence(self) -> None:
+    def test_kv_may_arrive_before_the_engine_knows_the_sequence(self, bench: WorkerBench) -> None:
         """The first token is kept for the engine until the record is loaded; nothing runs before."""
-        bench = WorkerBench()
         bench.reserve("r")
         commands = bench.arrive("r", first=50)
         assert only(commands, c.AppendToken) == []
@@ -182,9 +171,8 @@ class TestArrival:
                 bench.arrive("r")
             assert deltas(bench.iterate(r=51))[0].token_index == 4
 
-    def test_kv_for_a_reservation_that_is_gone_changes_nothing(self) -> None:
+    def test_kv_for_a_reservation_that_is_gone_changes_nothing(self, bench: WorkerBench) -> None:
         """KV that arrives after its reservation has ended, or that is announced twice, is ignored."""
-        bench = WorkerBench()
         assert bench.arrive("r") == []
         bench.decode("d")
         assert bench.arrive("d") == []
@@ -205,35 +193,25 @@ class TestArrival:
             assert rows(commands) == []
             bench.assert_empty()
 
-    def test_a_sequence_handed_off_here_was_not_prefilled_here(self) -> None:
-        """The prompt is in the ledger lines of another worker."""
-        bench = WorkerBench()
-        bench.decode("r")
-        assert ledger(bench.iterate(r=51), "prefilled") == []
-
 
 class TestCancel:
     """A cancelled reservation ends without an answer."""
 
-    def test_a_cancelled_reservation_is_shut_and_freed_without_a_word_to_the_gateway(self) -> None:
+    def test_a_cancelled_reservation_is_shut_and_freed_without_a_word_to_the_gateway(self, bench: WorkerBench) -> None:
         """The gateway closed it, or made a newer attempt."""
-        bench = WorkerBench()
         bench.reserve("r")
         assert bench.feed(m.CancelRequest("r", 1)) == [h.ForgetKv("r"), c.DropSequence("r@1")]
         bench.assert_empty()
 
-    def test_a_cancellation_covers_its_epoch_and_those_before_only(self) -> None:
+    def test_a_cancellation_covers_its_epoch_and_those_before_only(self, bench: WorkerBench) -> None:
         """A cancellation ends its epoch and earlier ones; a newer attempt continues."""
-        bench = WorkerBench()
         bench.reserve("r", 3)
         assert bench.feed(m.CancelRequest("r", 2)) == []
         assert bench.feed(m.CancelRequest("other", 3)) == []
         assert bench.pool.used_blocks == 3
         assert bench.feed(m.CancelRequest("r", 4)) == [h.ForgetKv("r"), c.DropSequence("r@3")]
 
-    def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self) -> None:
-        """A record loaded after the cancellation is dropped, since the engine would keep it otherwise."""
-        bench = WorkerBench()
+    def test_a_record_that_loads_after_the_end_is_dropped_from_the_engine(self, bench: WorkerBench) -> None:
         bench.reserve("r")
         bench.feed(m.CancelRequest("r", 1))
         assert bench.load("r") == [c.DropSequence("r@1")]
@@ -290,9 +268,8 @@ class TestReservedAgain:
             assert deltas(bench.iterate(r=51))[0].token_index == 3
 
 
-def test_one_message_goes_to_each_recipient_however_many_leases_expire() -> None:
+def test_one_message_goes_to_each_recipient_however_many_leases_expire(bench: WorkerBench) -> None:
     """An event that ends several sequences still makes one token batch a gateway."""
-    bench = WorkerBench()
     bench.reserve("a")
     bench.reserve("b")
     bench.reserve("c", gateway="g2")
