@@ -133,6 +133,8 @@ OTHER_UP = UP.replace("layers.1", "layers.0")
 CHANGES: dict[str, Callable[[Tensors], object]] = {
     "one bit": lambda tensors: tensors[UP].view(torch.int32)[95, 95].bitwise_xor_(1),
     "another format": lambda tensors: tensors.update({UP: tensors[UP].to(torch.float64)}),
+    "the same bits in another format": lambda tensors: tensors.update({UP: tensors[UP].view(torch.int32)}),
+    "another name in its place": lambda tensors: tensors.update({f"{UP}s": tensors.pop(UP)}),
     "another shape": lambda tensors: tensors.update({UP: tensors[UP].reshape(48, 192)}),
     "swapped": lambda tensors: tensors.update({UP: tensors[OTHER_UP], OTHER_UP: tensors[UP]}),
 }
