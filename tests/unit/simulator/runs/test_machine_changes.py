@@ -118,6 +118,8 @@ def test_requests_outlive_their_machines() -> None:
     assert failing.latencies_s["e2e"]["p99"] > steady.latencies_s["e2e"]["p99"]
     assert failing.spent_usd == pytest.approx(3.0 * (failing.ended_s + 10.0) / 3600)
     assert failing.dollars_per_1000_requests == pytest.approx(1000 * failing.spent_usd / failing.completed)
+    with pytest.raises(ValueError, match="at least one must stay"):
+        run(MachineChange(10.0, NOTICE, 2, notice_s=1.0))
 
 
 def test_prompts_begin_again_where_their_machine_failed() -> None:
