@@ -28,7 +28,7 @@ def has_half_a_config(folder: Path) -> None:
     config.write_text(config.read_text()[:60])
 
 
-#: One of each kind of check; all of them are unit tests of the engine (`test_checkpoint.py`, `test_completeness.py`).
+#: One of each kind of check; all of them are unit tests of the engine (`test_checkpoint.py`).
 DAMAGE: dict[Callable[[Path], None], tuple[str, ...]] = {
     is_cut_short: (WEIGHTS, "truncated"),
     has_half_a_config: ("config.json",),

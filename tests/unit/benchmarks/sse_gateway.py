@@ -18,8 +18,21 @@ Answer = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
 def chunk(data: bytes) -> bytes:
-    """One part of a chunked body."""
     return b"%x\r\n%b\r\n" % (len(data), data)
+
+
+async def body_of(reader: asyncio.StreamReader) -> Any:
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = int(head.lower().split(b"content-length: ")[1].split(b"\r\n")[0])
+    return orjson.loads(await reader.readexactly(length))
+
+
+@asynccontextmanager
+async def serving(
+    serve: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]],
+) -> AsyncIterator[str]:
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
 
 
 @asynccontextmanager
@@ -32,16 +45,13 @@ async def gateway(*answers: Answer) -> AsyncIterator[tuple[str, list[dict[str, A
         with closing(writer):  # a test that ends at an error cancels this
             while left:
                 try:
-                    head = await reader.readuntil(b"\r\n\r\n")
+                    bodies.append(await body_of(reader))
                 except (asyncio.IncompleteReadError, ConnectionError):
                     break
-                length = int(head.split(b"Content-Length: ")[1].split(b"\r\n")[0])
-                bodies.append(orjson.loads(await reader.readexactly(length)))
                 await left.pop(0)(writer)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0)
-    async with server:
-        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", bodies
+    async with serving(serve) as url:
+        yield url, bodies
 
 
 async def whole(writer: asyncio.StreamWriter) -> None:
@@ -54,23 +64,19 @@ async def whole(writer: asyncio.StreamWriter) -> None:
 
 
 async def failing(writer: asyncio.StreamWriter) -> None:
-    """A token, then an error."""
     error = b'data: {"error":{"message":"lost","code":"not_recovered"}}\n\n'
     writer.write(HEAD + chunk(TOKEN) + chunk(error) + chunk(DONE) + b"0\r\n\r\n")
 
 
 async def short(writer: asyncio.StreamWriter) -> None:
-    """An answer without usage."""
     writer.write(HEAD + chunk(TOKEN) + chunk(DONE) + b"0\r\n\r\n")
 
 
 async def refusing(writer: asyncio.StreamWriter) -> None:
-    """Answer with an error status."""
     writer.write(b"HTTP/1.1 429 Too Many Requests\r\ncontent-length: 0\r\n\r\n")
 
 
 async def breaking(writer: asyncio.StreamWriter) -> None:
-    """Send a token and then close the connection."""
     writer.write(HEAD + chunk(TOKEN))
     await writer.drain()
     writer.transport.abort()

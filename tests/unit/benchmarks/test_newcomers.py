@@ -1,4 +1,4 @@
-"""Newcomers beside a long prompt: what is sent when, and the report's rows."""
+"""Steady streams and newcomers beside long prompts: what is sent when, and the reports' rows."""
 
 from __future__ import annotations
 
@@ -18,9 +18,15 @@ from typer.testing import CliRunner
 
 from spotwise.benchmarks import newcomer_load, newcomers
 from spotwise.benchmarks.contention import CoreUse
+from spotwise.benchmarks.interference import (
+    Interference,
+    interference_figures,
+    long_prompt_times,
+    measure_interference,
+)
 from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation, measure_newcomers
 from spotwise.benchmarks.newcomers import NewcomerReading, _peer_program, newcomer_rows
-from spotwise.cli.bench.completion import random_prompt
+from spotwise.cli.bench.completion import Answer, random_prompt
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 from tests.unit.benchmarks.sse_gateway import HEAD, chunk, failing, gateway, refusing, whole
@@ -63,7 +69,6 @@ class LongPrompts:
 
 
 def answers_of(long: LongPrompts) -> list[ServerAnswer]:
-    """The answers to one repetition of a shape with two newcomers."""
     return [long.newcomer, long.newcomer, *(long.computed_for_ever, long.newcomer) * 4]
 
 
@@ -149,7 +154,6 @@ async def test_a_busy_server_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def readings(side: str, ttft_s: Mapping[tuple[Situation, int], list[float]]) -> list[NewcomerReading]:
-    """These TTFTs as readings of one round."""
     return [
         NewcomerReading(1, side, Newcomer(situation, tokens, each))
         for (situation, tokens), values in ttft_s.items()
@@ -252,3 +256,54 @@ def test_rounds_take_turns_and_the_peer_serves_as_the_mesh_does(
     assert len(document["rounds"]) == 4 * 7
     assert {row["ratio"] for row in document["rows"]} == {1.0}
     assert document["environment"]["cpu"] in result.output.replace("\n", " ")
+
+
+SHORT = Interference(
+    steady_streams=2,
+    steady_input_tokens=3,
+    steady_output_tokens=2,
+    long_input_tokens=9,
+    long_output_tokens=2,
+    every_s=0.05,
+    seconds=0.12,
+)
+
+
+def test_long_prompts_come_at_fixed_times() -> None:
+    assert long_prompt_times(Interference(every_s=2.0, seconds=6.0)) == [0.0, 2.0, 4.0]
+    assert long_prompt_times(Interference(every_s=2.0, seconds=6.5)) == [0.0, 2.0, 4.0, 6.0]
+    assert long_prompt_times(Interference(every_s=2.0, seconds=0.5)) == [0.0]
+    assert len(long_prompt_times(Interference())) == 20
+
+
+def test_figures_are_gaps_of_steady_streams_and_first_chunks_of_long_prompts() -> None:
+    """A gap does not span two answers; the long prompts' own gaps do not count."""
+    steady = [
+        Answer(0.0, (1.0, 1.01, 1.03), 3),
+        Answer(5.0, (5.5, 5.54), 4),
+    ]
+    long = [Answer(0.0, (2.0, 9.0), 2), Answer(2.0, (5.0, 9.5), 2), Answer(4.0, (5.0,), 1)]
+    figures = interference_figures(steady, long)
+    assert figures["itl_p50_ms"] == pytest.approx(20.0)
+    assert figures["itl_p99_ms"] == figures["itl_max_ms"] == pytest.approx(40.0)
+    assert (figures["long_ttft_p50_ms"], figures["long_ttft_p99_ms"]) == (2000.0, 3000.0)
+    assert (figures["steady_requests"], figures["long_requests"]) == (2, 3)
+    assert figures["chunks_per_token"] == pytest.approx(5 / 7)
+
+
+async def test_every_server_gets_the_same_steady_prompts() -> None:
+    async with gateway(*[whole] * 10_000) as (url, bodies):
+        figures = await measure_interference(ServerEndpoint(url, "any"), SHORT, seed=5)
+    sent = [body["prompt"] for body in bodies]
+    long = [random_prompt(random.Random(repr((5, ("long", number)))), 9) for number in range(3)]
+    first = [random_prompt(random.Random(repr((5, ("steady", index, 0)))), 3) for index in range(2)]
+    assert [prompt for prompt in sent if len(prompt) == 9] == long
+    assert [prompt in sent for prompt in first] == [True, True]
+    assert (figures["steady_requests"], figures["long_requests"]) == (len(sent) - 3, 3)
+
+
+@pytest.mark.parametrize(("answer", "message"), [(failing, "a stream failed: lost"), (refusing, "status 429")])
+async def test_a_server_that_fails_ends_the_run(answer: ServerAnswer, message: str) -> None:
+    async with gateway(*[answer] * 100) as (url, _):
+        with pytest.raises(CommandError, match=message):
+            await measure_interference(ServerEndpoint(url, "any"), SHORT, seed=5)

@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
 import pytest
 
 from spotwise.benchmarks.arrivals import TimedRequest
 from spotwise.benchmarks.open_loop import Outcome
 from spotwise.benchmarks.policy import figures, requests_per_s
+from spotwise.benchmarks.policy_probe import short_overtakes_long
+from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
+from tests.unit.benchmarks.sse_gateway import body_of, serving
 
 
 def outcome(at_s: float, tokens_s: tuple[float, ...], asked: int) -> Outcome:
@@ -42,3 +49,42 @@ def test_capacity_is_measured_in_the_middle_of_a_storm() -> None:
 def test_a_storm_without_figures_is_refused() -> None:
     with pytest.raises(CommandError, match="--requests"):
         requests_per_s([outcome(0.0, (1.0,), 1)])
+
+
+@asynccontextmanager
+async def streaming_server(workers: int, *, request_level: bool) -> AsyncIterator[str]:
+    """A stream of one token an iteration; request-level workers take a request only when they are done with the one before."""
+    turns = [asyncio.Lock() for _ in range(workers)]
+    came = 0
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal came
+        tokens = (await body_of(reader))["max_tokens"]
+        turn = turns[came % workers] if request_level else asyncio.Lock()
+        came += 1
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\nConnection: close\r\n\r\n")
+        async with turn:
+            for _ in range(tokens):
+                writer.write(b'data: {"choices": [{"text": "a"}], "usage": null}\n\n')
+                await writer.drain()
+                await asyncio.sleep(0.001)
+        writer.write(b'data: {"choices": [], "usage": {"completion_tokens": %d}}\n\ndata: [DONE]\n\n' % tokens)
+        await writer.drain()
+        writer.close()
+
+    async with serving(serve) as url:
+        yield url
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("request_level", [True, False])
+async def test_a_short_request_overtakes_only_where_it_may_join(workers: int, request_level: bool) -> None:
+    async with streaming_server(workers, request_level=request_level) as url:
+        assert await short_overtakes_long(ServerEndpoint(url, "any"), workers) is not request_level
+
+
+async def test_a_server_that_is_gone_ends_the_probe_with_one_error() -> None:
+    async with streaming_server(1, request_level=False) as url:
+        pass
+    with pytest.raises(CommandError):
+        await short_overtakes_long(ServerEndpoint(url, "any"), 2)

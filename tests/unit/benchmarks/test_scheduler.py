@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
+import orjson
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from spotwise.benchmarks.counting_fleet import CountingFleet
+from spotwise.benchmarks.planning import changes, choices
 from spotwise.benchmarks.scheduler import measure
 from spotwise.core.messages import mesh as m
 from spotwise.core.scheduler.role import SchedulerRole
@@ -71,3 +76,32 @@ def test_the_command_repeats_each_run_with_lives(spotwise: CommandLine) -> None:
     assert ended.status == 0, ended.stderr
     for name in ("with room, by life: decision p50", "full, by life: report of the fleet p50"):
         assert name in ended.stdout
+
+
+def test_every_decision_is_measured(spotwise: CommandLine, tmp_path: Path) -> None:
+    file = tmp_path / "planning.json"
+    ended = spotwise(*f"bench dev planning --quick --json {file}".split())
+    assert ended.status == 0, ended.stderr
+    document = orjson.loads(file.read_bytes())
+    assert document["environment"]["devices"] == 64
+    rows = document["rows"]
+    chosen = [row for row in rows if row["name"].startswith("configuration:")]
+    assert len(chosen) == len(list(choices(64)))
+    assert not any("nothing fits" in row["name"] for row in chosen)
+    maps = [row for row in rows if row["name"].endswith("device map, s")]
+    plans = [row for row in rows if "plan of" in row["name"]]
+    assert len(maps) == len(plans) == len(list(changes(64)))
+    assert not any("plan of 0 transfers" in row["name"] for row in plans)
+    assert all(row["ours"] > 0 for row in rows)
+    assert all(row["reference"] == 1.0 for row in (*chosen, *maps))
+
+
+ROOT = Path(__file__).parents[3]
+
+
+def test_the_wheel_has_no_developer_benchmark_and_no_study() -> None:
+    """Developer benchmarks and papers' studies need a checkout; `spotwise bench load` and `simulate run` need none."""
+    carried = {file.distribution_path for file in WheelBuilder(str(ROOT)).recurse_included_files()}
+    assert {"spotwise/cli/bench/load.py", "spotwise/cli/simulate/run.py"} <= carried
+    left = ("spotwise/benchmarks/", "benchmarks/", "spotwise/studies/", "studies/", "tests/")
+    assert [path for path in carried if path.startswith(left)] == []

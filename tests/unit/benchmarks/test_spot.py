@@ -52,13 +52,11 @@ def test_a_load_is_poisson_and_the_same_for_a_seed() -> None:
 
 
 def run(*answers: SpotAnswer, losses: tuple[LostInstance, ...] = (), spent: float = 0.5) -> SpotRunResult:
-    """A run of ten seconds."""
     samples = [FleetSample(0.0, 2, "1,1,1", "1,1,1", 0, 1.0), FleetSample(10.0, 1, "", "1,1,1", 1, 1.0 + spent)]
     return SpotRunResult("spotwise", 10.0, list(answers), samples, list(losses))
 
 
 def answer(at_s: float, ended_s: float, *token_ids: int, prompt: int = 0, tokens: int = 4) -> SpotAnswer:
-    """An answer to one of the two prompts."""
     return SpotAnswer(SpotRequest(at_s, prompt, tokens), ended_s, token_ids=list(token_ids))
 
 

@@ -13,7 +13,8 @@ import psutil
 import pytest
 
 from spotwise.benchmarks.process_usage import ProcessUsage
-from spotwise.benchmarks.stream_load import StreamResult, run_streams
+from spotwise.benchmarks.stream_client import StreamConnection
+from spotwise.benchmarks.stream_load import run_streams
 from spotwise.cli.bench.load import StreamShape
 from spotwise.cli.bench.servers import MeshEndpoint
 from spotwise.cli.errors import CommandError
@@ -21,7 +22,7 @@ from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.run_folder import run_folder
 from spotwise.cli.launch.supervision.run_state import RecordedService, RunState, ServiceState, write_state
 from spotwise.mesh.embedded.child_process import ProcessIdentity, identify
-from tests.unit.benchmarks.sse_gateway import failing, gateway, whole
+from tests.unit.benchmarks.sse_gateway import breaking, failing, gateway, refusing, short, whole
 
 SHAPE = StreamShape(streams=1, requests=3, input_tokens=4, output_tokens=2, seed=1)
 
@@ -54,7 +55,6 @@ def mesh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 
 
 def test_the_usage_of_running_processes_is_read(mesh: str) -> None:
-    """Only running processes are in the usage, with growing CPU time and their memory."""
     before = ProcessUsage.of_mesh(mesh)
     assert list(before.cpu_s) == list(before.resident_bytes) == ["gateway-0"]
     assert before.resident_bytes["gateway-0"] > 2**20
@@ -84,13 +84,7 @@ async def test_every_stream_sends_its_number_of_requests(mesh: str) -> None:
     assert len({tuple(body["prompt"]) for body in bodies}) == 3  # type: ignore[arg-type]
 
 
-def test_cpu_time_is_shared_by_all_tokens() -> None:
-    """CPU time per token is that of all processes together; a load without tokens counts as one token."""
-    assert StreamResult(cpu_s={"a": 0.5, "b": 0.25}).cpu_us_per_token == 750_000
-
-
 async def test_a_load_may_open_as_many_files_as_it_has_streams(mesh: str) -> None:
-    """The limit of open files is raised to the number of streams as far as the system allows, never lowered."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     open_now = psutil.Process().num_fds()
     lower = max(open_now + 64, 128)
@@ -103,3 +97,32 @@ async def test_a_load_may_open_as_many_files_as_it_has_streams(mesh: str) -> Non
         assert raised >= min(SHAPE.streams + 200, hard if hard != resource.RLIM_INFINITY else 2**30)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+async def test_streams_are_requested_and_reported_one_after_the_other() -> None:
+    changes: list[int] = []
+    async with gateway(whole, whole) as (url, bodies):
+        connection = StreamConnection(url, "m", changes.append)
+        outcomes = [await connection.stream_completion([1, 2, 3], 2) for _ in range(2)]
+        connection.close()
+        connection.close()
+    assert [(each.tokens, each.failure) for each in outcomes] == [(2, None)] * 2
+    assert all(each.first_s is not None and each.sent_s <= each.first_s <= each.ended_s for each in outcomes)
+    assert all(each.tpot_s is not None and each.tpot_s >= 0 for each in outcomes)
+    assert changes == [1, -1, 1, -1]
+    assert [(body["prompt"], body["max_tokens"], body["stream"]) for body in bodies] == [([1, 2, 3], 2, True)] * 2
+
+
+async def test_every_kind_of_failure_is_an_outcome() -> None:
+    async with gateway(failing, short, refusing, breaking, whole) as (url, _):
+        connection = StreamConnection(url, "m", lambda change: None)
+        failures = [(await connection.stream_completion([1], 2)).failure for _ in range(5)]
+        connection.close()
+    assert failures[0] == "an error in the stream: not_recovered"
+    assert failures[1] == "0 tokens where 2 were requested"
+    assert failures[2] == "status 429"
+    assert str(failures[3]).startswith("the connection broke")
+    assert failures[4] is None
+    gone = await StreamConnection(url, "m", lambda change: None).stream_completion([1], 2)
+    assert str(gone.failure).startswith("cannot connect")
+    assert (gone.first_s, gone.tpot_s) == (None, None)

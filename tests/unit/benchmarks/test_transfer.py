@@ -34,7 +34,6 @@ def hand_off(tokens: int, mode: str, prefill_s: float, visible_s: float) -> Hand
 
 
 def test_lengths_are_whole_and_positive() -> None:
-    """Lengths are whole and positive numbers, sorted without duplicates."""
     assert parse_lengths("512,128,512") == [128, 512]
     for text in ("", "0", "-1", "1.5", "many"):
         with pytest.raises(OptionError, match="--lengths"):
@@ -42,7 +41,6 @@ def test_lengths_are_whole_and_positive() -> None:
 
 
 def test_medians_are_those_of_one_length() -> None:
-    """Each figure is the median of one length, and the mode is the commonest."""
     measured = [
         hand_off(128, "serial", 0.1, 0.003),
         hand_off(128, "layerwise", 0.3, 0.001),
@@ -54,7 +52,6 @@ def test_medians_are_those_of_one_length() -> None:
 
 
 def test_a_mode_that_has_no_effect_is_an_error() -> None:
-    """A configured mode without effect is an error; with the worker's choice either mode is right."""
     measured = [hand_off(128, "serial", 0.1, 0.01)]
     require_mode(ConfiguredPushMode.SERIAL, measured)
     require_mode(ConfiguredPushMode.AUTO, measured)
@@ -106,13 +103,11 @@ class LostStore:
 
 
 async def answered(writer: asyncio.StreamWriter) -> None:
-    """A completion of two tokens, in one piece."""
     body = orjson.dumps({"id": "cmpl-1", "usage": {"completion_tokens": 2}})
     writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(body) + body)
 
 
 async def test_a_store_that_is_away_is_a_command_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lost store is a command error, at the start and when a ledger is read."""
     lost = LostStore()
     async with gateway(answered, answered) as (url, _):
         with pytest.raises(CommandError, match="the store's URL is wrong"):

@@ -32,7 +32,7 @@ HELD_BY = {
         "tests/unit/cli/test_adapter_options.py::test_workers_that_cannot_serve_adapters",
     ),
     "Workers of several processes": (
-        "tests/unit/engine/test_group_place.py::test_a_group_on_a_gpu_is_refused_with_a_remedy",
+        "tests/unit/engine/test_kv_size.py::test_a_group_on_a_gpu_is_refused_with_a_remedy",
     ),
     "`spotwise reshape` and the planner's own re-shapes": (
         "tests/unit/core/planner/test_reshape_orders.py::test_workers_without_devices_are_no_groups",

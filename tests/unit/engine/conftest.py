@@ -25,7 +25,6 @@ def engine(llama_folder: Path) -> Engine:
 
 @pytest.fixture
 def folder(llama_folder: Path, tmp_path: Path) -> Path:
-    """A model folder that a test may change."""
     copy = tmp_path / "llama"
     shutil.copytree(llama_folder, copy)
     return copy

@@ -112,13 +112,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         causal: bool = False,
         **options: Any,
     ) -> None:
-        """Keep what is to be attended."""
         self._causal = causal
         self._buffers = qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len
         self._keep(self._buffers, (num_qo_heads, num_kv_heads, head_dim_qk, page_size), **options)
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Compute the attention."""
         return self._run(self._causal, q, paged_kv_cache, *self._buffers)
 
 
@@ -154,7 +152,6 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         page_size: int,
         **options: Any,
     ) -> None:
-        """Fill the buffers."""
         assert len(last_page_len) == len(self._buffers[2]), "the number of rows is fixed"
         assert len(indices) <= len(self._buffers[1])
         self._buffers[0].copy_(indptr)
@@ -164,5 +161,4 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self._keep((indptr, indices, last_page_len), (num_qo_heads, num_kv_heads, head_dim, page_size), **options)
 
     def run(self, q: torch.Tensor, paged_kv_cache: tuple[torch.Tensor, torch.Tensor]) -> torch.Tensor:
-        """Compute the attention."""
         return self._run(False, q, paged_kv_cache, self._query_starts, *self._buffers)

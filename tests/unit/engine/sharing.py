@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +13,45 @@ from structlog.testing import capture_logs
 
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.loading import EngineConfig
+from tests.unit.engine.tiny_models import Driver, record
+
+
+def tokens_of(engine: Engine) -> list[list[int]]:
+    driver = Driver(engine)
+    for index in range(3):
+        driver.add(record(str(index), list(range(1, 30 * index + 10)), max_new_tokens=12))
+    tokens = list(driver.finish().values())
+    for index in range(3):
+        engine.drop_sequence(f"{index}@1")
+    return tokens
+
+
+def pages_of(pid: int, folder: Path) -> dict[str, int]:
+    """Return the bytes of each kind of page that a process maps of the files of a folder."""
+    sums: dict[str, int] = {}
+    inside = False
+    for line in Path(f"/proc/{pid}/smaps").read_text().splitlines():
+        first, *rest = line.split()
+        if not first.endswith(":"):
+            inside = str(folder) in line
+        elif inside and rest[-1:] == ["kB"]:
+            sums[first[:-1]] = sums.get(first[:-1], 0) + 1024 * int(rest[0])
+    return sums
+
+
+def main() -> None:
+    """Print how this process got its weights, its tokens, and at each line of its input its pages; each a JSON line."""
+    model_dir, dtype, weights = sys.argv[1:]
+    engine, logs = load(Path(model_dir), Path(weights), dtype)
+    report({"logs": logs, "tokens": tokens_of(engine)})
+    for _ in sys.stdin:
+        report(pages_of(os.getpid(), Path(weights)))
+
+
+def report(fact: object) -> None:
+    sys.stdout.write(json.dumps(fact) + "\n")
+    sys.stdout.flush()
+
 
 Log = dict[str, Any]
 
@@ -36,7 +78,6 @@ def left_in(cache: Path) -> list[str]:
 
 
 def plain_model(**shapes: tuple[int, ...]) -> torch.nn.Module:
-    """A model of parameters alone."""
     model = torch.nn.Module()
     for name, shape in shapes.items():
         model.register_parameter(name, torch.nn.Parameter(torch.zeros(shape), requires_grad=False))

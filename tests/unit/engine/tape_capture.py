@@ -22,7 +22,6 @@ class _Tape(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run and note one operation."""
         output = func(*args, **(kwargs or {}))
         self._operations.append((func, args, kwargs or {}, output))
         return output

@@ -47,12 +47,17 @@ def prompts() -> list[list[int]]:
 
 
 def submit(watch: Watch, index: int, outputs: tuple[int, ...] = ()) -> None:
-    """Take in one of the prompts, with what was put out so far."""
     watch.add(record(str(index), prompts()[index], SEEDED, outputs, max_new_tokens=NEW_TOKENS))
 
 
+def come_one_by_one(watch: Watch) -> None:
+    for index in range(len(LENGTHS)):
+        submit(watch, index)
+        watch.step()
+    watch.finish()
+
+
 def run_alone(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> tuple[Logits, list[tuple[int, ...]]]:
-    """Run each prompt by itself, prefilled whole."""
     logits: Logits = {}
     outputs = []
     for index in range(len(LENGTHS)):
@@ -79,10 +84,7 @@ def test_neighbours_and_chunks_change_no_bit(
     """Sequences that arrive one by one: prefills, chunks and decodes share iterations, and each has its logits."""
     expected, _ = run_alone(engine, monkeypatch)
     watch = Watch(engine, monkeypatch, chunk_tokens)
-    for index in range(len(LENGTHS)):
-        submit(watch, index)
-        watch.step()
-    watch.finish()
+    come_one_by_one(watch)
     assert watch.largest_mix[0] >= 1
     assert watch.logits.keys() == expected.keys()
     assert_same(watch.logits, expected)
@@ -103,7 +105,6 @@ def test_a_resumed_request_continues_with_the_same_tokens(
 
 
 def test_threads_change_no_bit(engine: Engine, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A worker with more cores resumes another one's requests bit for bit."""
     expected, _ = run_alone(engine, monkeypatch)
     for threads in (2, 3):
         best_kernels.set_threads(threads)
@@ -142,10 +143,7 @@ def test_layers_that_are_not_fused_keep_their_bits(
     assert engine.is_native and engine.fused_layers == 0
     expected, _ = run_alone(engine, monkeypatch)
     watch = Watch(engine, monkeypatch, chunk_tokens=29)
-    for index in range(len(LENGTHS)):
-        submit(watch, index)
-        watch.step()
-    watch.finish()
+    come_one_by_one(watch)
     assert_same(watch.logits, expected)
 
 
@@ -161,10 +159,7 @@ def test_the_last_layer_may_compute_last_tokens_only(
     seen = []
     for engine in (usual, whole):
         watch = Watch(engine, monkeypatch, chunk_tokens=100)
-        for index in range(len(LENGTHS)):
-            submit(watch, index)
-            watch.step()
-        watch.finish()
+        come_one_by_one(watch)
         seen.append((watch.logits, engine.kv.keys, engine.kv.values))
     assert seen[0][0].keys() == seen[1][0].keys()
     assert_same(seen[0][0], seen[1][0])

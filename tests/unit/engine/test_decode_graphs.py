@@ -98,7 +98,6 @@ def test_a_row_that_does_not_reach_its_end_samples_nothing(llama_folder: Path) -
 
 
 def test_what_is_beyond_the_bounds_is_computed(llama_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Batches above the largest bucket or the padded positions run without a graph, with the same tokens."""
     for bound in ("rows", "positions"):
         capture = TapeCapture()
         engine = engine_of(llama_folder, capture)
@@ -143,7 +142,6 @@ def test_what_is_recorded_lives_as_long_as_its_recording(llama_folder: Path) -> 
 
 @pytest.mark.parametrize("block", [300, -1])
 def test_a_block_that_is_not_there_is_refused(llama_folder: Path, block: int) -> None:
-    """An impossible block is refused, the scratch block included; the engine keeps working."""
     engine = engine_of(llama_folder, TapeCapture())
     engine.add_sequence(record("a", prompt(0, 5)))
     engine.run_iteration(Batch((BatchRow("a@1", 0, 5, (0,)),)))
@@ -186,7 +184,6 @@ def test_a_cache_without_a_block_for_padding_is_refused(llama_folder: Path) -> N
     ],
 )
 def test_operations_that_depend_on_values_are_found(depends: Callable[[torch.Tensor], object]) -> None:
-    """Operations whose sizes depend on tensor values are detected, since each waits for the device or changes its size."""
     with (
         torch.inference_mode(),
         pytest.raises(DataDependentError, match="depends on values"),

@@ -1,15 +1,16 @@
-"""Adapters of an engine: which models can have them, which sequences, and that no other row notices."""
+"""Adapters of an engine: their folders, which models and sequences can have them, and that no other row notices."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import GPT2Config, MixtralConfig
 from transformers.models.llama import modeling_llama
 
@@ -18,7 +19,7 @@ from spotwise.core.requests.sampling import SamplingParams
 from spotwise.engine.engine import Engine
 from spotwise.engine.forward.adapters import Adapters
 from spotwise.engine.kv.cache import PagedKvCache
-from spotwise.engine.model.adapter_files import CONFIG_FILE, read_adapter
+from spotwise.engine.model.adapter_files import CONFIG_FILE, WEIGHTS_FILE, read_adapter
 from spotwise.engine.model.errors import AdapterError
 from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native.library import Kernels
@@ -112,7 +113,6 @@ def test_every_kind_of_processor(
 
 
 def test_recorded_decodes_are_those_without_an_adapter(llama_folder: Path, folders: dict[str, Path]) -> None:
-    """As on a GPU: a batch with an adapter is computed, one without is replayed, and tokens are the merged model's."""
     model, facts = load_model(EngineConfig(llama_folder, "float32", "cpu", threads=1))
     adapters = Adapters.load(tuple(folders.items()), model)
     cache = PagedKvCache(facts.geometry, 300, 16, torch.float32, torch.device("cpu"), scratch=True)
@@ -228,10 +228,119 @@ def test_a_model_that_reads_its_matrices_itself_is_refused(
 
 
 def test_a_sequence_whose_adapter_is_not_here_is_refused(llama_folder: Path, folders: dict[str, Path]) -> None:
-    """Never computed without it, nor with another one of its name."""
     engine = load(llama_folder, {"all": folders["all"]})
     with pytest.raises(ValueError, match="does not have the adapter 'some'"):
         engine.add_sequence(replace(record("r", [1]), adapter=ref(folders, "some")))
     with pytest.raises(ValueError, match="'all' has other weights"):
         engine.add_sequence(replace(record("r", [1]), adapter=AdapterRef("all", "0123")))
     assert engine.num_sequences == 0
+
+
+LAYER = "base_model.model.model.layers.0"
+QUERY = f"{LAYER}.self_attn.q_proj"
+
+
+@pytest.fixture(scope="module")
+def base(llama_folder: Path) -> Any:
+    return base_model(llama_folder)
+
+
+@pytest.fixture
+def style_folder(tmp_path: Path, base: Any) -> Path:
+    return save_adapter(tmp_path / "style", base, seed=1, targets=ATTENTION, rank=4, alpha=8)
+
+
+def configure(style_folder: Path, **changes: Any) -> None:
+    config = json.loads((style_folder / CONFIG_FILE).read_text())
+    (style_folder / CONFIG_FILE).write_text(json.dumps(config | changes))
+
+
+def change_tensors(style_folder: Path, change: Callable[[dict[str, torch.Tensor]], Any]) -> None:
+    tensors = load_file(style_folder / WEIGHTS_FILE)
+    change(tensors)
+    save_file(tensors, style_folder / WEIGHTS_FILE)
+
+
+def test_modules_ranks_and_scales_are_read(style_folder: Path) -> None:
+    """Of every layer, sorted by path; a module's scale is alpha over the rank."""
+    files = read_adapter("style", style_folder)
+    assert [module.path for module in files.modules] == sorted(
+        f"model.layers.{layer}.self_attn.{target}" for layer in range(3) for target in ATTENTION
+    )
+    assert {(module.rank, module.scale) for module in files.modules} == {(4, 2.0)}
+    assert files.targets == tuple(sorted(ATTENTION))
+
+
+def test_patterns_and_rank_stabilised_scales(tmp_path: Path, base: Any) -> None:
+    """As PEFT has them: the first pattern that fits the end of a path; alpha over the root of the rank."""
+    patterns: dict[str, Any] = {
+        "rank_pattern": {"layers.1.self_attn.q_proj": 9},
+        "alpha_pattern": {"^model.layers.0.*k_proj": 2},
+    }
+    style_folder = save_adapter(tmp_path, base, seed=1, targets=ATTENTION, use_rslora=True, **patterns)
+    scales = {module.path: (module.rank, module.scale) for module in read_adapter("style", style_folder).modules}
+    assert scales["model.layers.1.self_attn.q_proj"] == (9, 8 / 3)
+    assert scales["model.layers.0.self_attn.k_proj"] == (4, 1)
+    assert scales["model.layers.1.self_attn.k_proj"] == (4, 4)
+
+
+def test_the_digest_is_of_weights_and_scales(style_folder: Path) -> None:
+    digest = read_adapter("style", style_folder).digest
+    configure(style_folder, base_model_name_or_path="elsewhere", lora_dropout=0.1)
+    assert read_adapter("another", style_folder).digest == digest
+    configure(style_folder, lora_alpha=9)
+    scaled = read_adapter("style", style_folder).digest
+    change_tensors(style_folder, lambda tensors: tensors[f"{QUERY}.lora_A.weight"].add_(1e-3))
+    assert len({digest, scaled, read_adapter("style", style_folder).digest}) == 3
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"peft_type": "LOHA"}, "LOHA"),
+        ({"use_dora": True}, "DoRA"),
+        ({"bias": "lora_only"}, "biases"),
+        ({"modules_to_save": ["lm_head"]}, "modules_to_save"),
+        ({"lora_bias": True}, "biases"),
+        ({"layer_replication": [[0, 2]]}, "layer_replication"),
+        ({"target_parameters": ["mlp.experts.gate_up_proj"]}, "target_parameters"),
+        ({"init_lora_weights": "pissa"}, "pissa"),
+        ({"r": 5}, "rank 5"),
+        ({"r": 0}, "r in"),
+        ({"lora_alpha": "much"}, "lora_alpha"),
+        ({"rank_pattern": {"(": 4}}, "pattern"),
+    ],
+)
+def test_an_adapter_of_another_kind_is_refused(style_folder: Path, changes: dict[str, Any], said: str) -> None:
+    configure(style_folder, **changes)
+    with pytest.raises(AdapterError, match="'style'") as refused:
+        read_adapter("style", style_folder)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda tensors: tensors.clear(), "no tensors"),
+        (lambda tensors: tensors.pop(f"{QUERY}.lora_B.weight"), "q_proj has lora_A alone"),
+        (lambda tensors: tensors.update({f"{QUERY}.lora_magnitude_vector": torch.ones(96)}), "lora_magnitude_vector"),
+        (lambda tensors: tensors.update({"lora_A.weight": torch.ones(4, 4)}), "lora_A.weight is no"),
+        (lambda tensors: tensors.update({f"{QUERY}.lora_A.weight": torch.ones(4)}), "no matrix"),
+        (lambda tensors: tensors.update({f"{QUERY}.lora_A.weight": torch.ones(4, 96).to(torch.int8)}), "I8"),
+    ],
+)
+def test_other_tensors_are_refused(style_folder: Path, change: Callable[[dict[str, Any]], Any], said: str) -> None:
+    change_tensors(style_folder, change)
+    with pytest.raises(AdapterError) as refused:
+        read_adapter("style", style_folder)
+    assert said in str(refused.value)
+
+
+@pytest.mark.parametrize("file", [CONFIG_FILE, WEIGHTS_FILE])
+def test_missing_and_broken_files_are_named(style_folder: Path, file: str) -> None:
+    (style_folder / file).write_bytes((style_folder / file).read_bytes()[:100])
+    with pytest.raises(AdapterError, match=file):
+        read_adapter("style", style_folder)
+    (style_folder / file).unlink()
+    with pytest.raises(AdapterError, match=f"has no {file}"):
+        read_adapter("style", style_folder)

@@ -120,7 +120,6 @@ def test_a_trial_leaves_the_cache_empty(loaded: tuple[Any, ModelFacts]) -> None:
 def test_a_library_that_gives_something_else_is_not_used(
     loaded: tuple[Any, ModelFacts], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A backend whose trial raises or returns other values is not used, and torch computes."""
     _, facts = loaded
     run = fake_flashinfer.BatchPrefillWithPagedKVCacheWrapper.run
     monkeypatch.setattr(
@@ -150,7 +149,6 @@ PLAIN = LayerAttention(scaling=0.25)
 def test_what_would_not_be_computed_is_named(
     geometry: KvGeometry, layers: tuple[LayerAttention, ...], query_heads: int | None, reason: str | None
 ) -> None:
-    """Each unsupported layer type is refused with its reason; windows and soft caps are supported."""
     refused = refusal(PagedKvCache(geometry, 4, BLOCK_SIZE, torch.float32, CPU), layers, query_heads)
     if reason is None:
         assert refused is None
@@ -159,7 +157,6 @@ def test_what_would_not_be_computed_is_named(
 
 
 def test_a_type_that_it_does_not_multiply_is_named() -> None:
-    """FlashInfer has no kernels for bfloat16 here, and the refusal has the type's name."""
     cache = PagedKvCache(GEOMETRY, 4, BLOCK_SIZE, torch.bfloat16, CPU)
     assert refusal(cache, (PLAIN,), 6) == "it does not compute in bfloat16"
 

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from llguidance import LLMatcher, LLTokenizer
-from tokenizers import Tokenizer
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM
 
 from spotwise.core.costs.batching import Batch, BatchRow
@@ -24,9 +24,27 @@ from spotwise.engine.engine import Engine
 from spotwise.engine.model.checkpoint import read_checkpoint
 from spotwise.engine.model.sketch_folder import sketch_of, write_sketch
 from spotwise.engine.sampling import grammar_following, grammars
+from spotwise.engine.sampling.fair_threads import with_deep_stack
+from spotwise.engine.sampling.grammar_following import GrammarError, compiled, trial_problem
 from spotwise.engine.sampling.logit_changes import SamplingRow, change_logits
-from tests.unit.engine.byte_tokenizer import save_byte_tokenizer
 from tests.unit.engine.tiny_models import Driver, llama_config, load_engine, record, save_model
+
+SPECIAL = ("<|end|>", "<|turn|>", "<|pad|>")
+#: Longer tokens, each of two that are there before it.
+MERGES = (('"', ":"), ("{", '"'), ('"', "}"), ("t", "r"), ("tr", "u"), ("tru", "e"), ("1", "2"), ('":', "1"))
+
+
+def save_byte_tokenizer(folder: Path) -> Tokenizer:
+    """Write `tokenizer.json`: the special tokens first, so that `<|end|>` is 0."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    names = [*SPECIAL, *alphabet, *("".join(pair) for pair in MERGES)]
+    tokenizer = Tokenizer(models.BPE({name: index for index, name in enumerate(names)}, list(MERGES)))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(name, special=True) for name in SPECIAL])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    return tokenizer
+
 
 VOCAB = 280
 WAIT_S = 30.0
@@ -257,3 +275,77 @@ def test_a_sketch_has_the_tokenizer(byte_folder: Path, tmp_path: Path) -> None:
     """A worker that gets its weights from others, and has no folder, follows grammars as well."""
     write_sketch(sketch_of(byte_folder, read_checkpoint(byte_folder), "bytes", "digest"), tmp_path / "sketch")
     assert (tmp_path / "sketch" / "tokenizer.json").read_bytes() == (byte_folder / "tokenizer.json").read_bytes()
+
+
+MOST_BYTES = 128 << 10
+
+
+@pytest.fixture(scope="module")
+def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> LLTokenizer:
+    folder = tmp_path_factory.mktemp("tokenizer")
+    save_byte_tokenizer(folder)
+    return LLTokenizer(str(folder / "tokenizer.json"), n_vocab=280)
+
+
+def chained_rules(name: str, tail: str = "") -> str:
+    """A chain of rules, or of terminals, each of which is the next one."""
+    count = MOST_BYTES // (24 + 2 * len(tail))
+    rules = [f"start: {name}0", *(f"{name}{each}: {name}{each + 1}{tail}" for each in range(count))]
+    return LLMatcher.grammar_from_lark("\n".join([*rules, f'{name}{count}: "x"']))
+
+
+def chained_schemas(link: Callable[[str], object]) -> str:
+    names = [f"#/$defs/p{each}" for each in range(1900)]
+    schemas = {f"p{each}": link(name) for each, name in enumerate(names[1:])}
+    given = {"$ref": names[0], "$defs": schemas | {f"p{len(names) - 1}": {"type": "string"}}}
+    return LLMatcher.grammar_from_json_schema(json.dumps(given))
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        chained_rules("a"),
+        chained_rules("A"),
+        chained_rules("A", ' "y"'),
+        chained_schemas(lambda name: {"type": "object", "properties": {"a": {"$ref": name}}}),
+        chained_schemas(lambda name: {"allOf": [{"$ref": name}]}),
+        chained_schemas(lambda name: {"type": "array", "items": {"$ref": name}}),
+        chained_schemas(lambda name: {"anyOf": [{"type": "integer"}, {"$ref": name}]}),
+    ],
+    ids=["rules", "terminals", "sequences", "objects", "all of", "arrays", "any of"],
+)
+def test_a_chain_as_long_as_a_grammar_may_be_ends_no_process(tokenizer: LLTokenizer, grammar: str) -> None:
+    """They overflow a usual stack, of which a gateway or a worker would die with all that it serves."""
+    try:
+        assert compiled(tokenizer, grammar).compute_bitmask()
+    except GrammarError as error:
+        assert error.why == grammar_following.TOO_COMPLEX
+
+
+def test_more_optional_properties_than_a_parser_follows_are_too_complex(tokenizer: LLTokenizer) -> None:
+    """Its limit on what may come next has a message of another form."""
+    properties = {f"p{each}": {"type": "string"} for each in range(600)}
+    grammar = LLMatcher.grammar_from_json_schema(json.dumps({"type": "object", "properties": properties}))
+    assert trial_problem(tokenizer, grammar) == grammar_following.TOO_COMPLEX
+
+
+def test_an_error_comes_back_from_a_deep_stack() -> None:
+    with pytest.raises(ZeroDivisionError):
+        with_deep_stack(lambda: 1 // 0)
+
+
+@pytest.mark.parametrize(
+    ("limit", "problem"),
+    [
+        ("MAX_COMPILE_CPU_S", grammar_following.TOO_SLOW),
+        ("MAX_TRIAL_CPU_S", grammar_following.SLOW_TO_FOLLOW),
+    ],
+)
+def test_what_takes_too_long_is_refused(
+    tokenizer: LLTokenizer, monkeypatch: pytest.MonkeyPatch, limit: str, problem: str
+) -> None:
+    """In time of a processor, whatever else the machine does: compiling it, and following it for a while."""
+    grammar = LLMatcher.grammar_from_regex("[ab]{3}")
+    assert trial_problem(tokenizer, grammar) == ""
+    monkeypatch.setattr(grammar_following, limit, 0.0)
+    assert trial_problem(tokenizer, grammar) == problem

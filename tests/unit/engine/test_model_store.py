@@ -44,7 +44,6 @@ def gguf(tmp_path: Path) -> Path:
 
 
 def test_a_folder_is_used_as_it_is(tmp_path: Path) -> None:
-    """A folder is used in place: nothing is copied or written into the cache."""
     write_folder(tmp_path / "my-model")
     location = resolve_model(str(tmp_path / "my-model"), tmp_path / "cache")
     assert (location.path, location.name) == (tmp_path / "my-model", "my-model")
@@ -65,7 +64,6 @@ def test_an_incomplete_folder_is_an_error_with_what_is_missing(tmp_path: Path, m
 def test_a_gguf_is_converted_once_and_again_when_it_changes(
     gguf: Path, conversions: list[Path], tmp_path: Path
 ) -> None:
-    """A second call finds the folder; another file under the same name is another model."""
     reported: list[str] = []
     first = resolve_model(str(gguf), tmp_path / "cache", lambda stage, done, total: reported.append(stage))
     assert first.name == "tiny.q4" and reported == ["reading"]
@@ -121,20 +119,14 @@ def test_a_missing_default_model_is_an_error_with_the_remedy(tmp_path: Path, mon
 
 @pytest.mark.parametrize("reference", ["no/such/path/at-all", "nothing", "weights.bin", ""])
 def test_what_is_nothing_is_no_model(reference: str, tmp_path: Path) -> None:
-    """A reference that is neither a folder nor a file nor a hub id is refused."""
     with pytest.raises(ModelError, match="no model"):
         resolve_model(reference, tmp_path)
-
-
-def test_a_file_of_another_kind_is_refused(tmp_path: Path) -> None:
     (tmp_path / "model.bin").write_bytes(b"x")
     with pytest.raises(ModelError, match=r"not a \.gguf file"):
         resolve_model(str(tmp_path / "model.bin"), tmp_path)
 
 
 def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The reason, and what else can be done."""
-
     def unreachable(model_id: str, *, local_files_only: bool = False, **_: object) -> str:
         raise LocalEntryNotFoundError("not cached") if local_files_only else ConnectionError("name not resolved")
 
@@ -144,7 +136,6 @@ def test_an_unreachable_hub_is_an_error(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The cache is tried first; only weights and tokenizer are fetched."""
     requested: list[bool] = []
 
     def download(model_id: str, *, allow_patterns: list[str], local_files_only: bool = False, **_: object) -> str:
@@ -163,7 +154,6 @@ def test_a_model_of_the_hub_is_fetched_where_it_is_not_cached(tmp_path: Path, mo
 
 
 def test_the_fast_path_imports_no_torch(gguf: Path, conversions: list[Path], tmp_path: Path) -> None:
-    """A second start finds the converted model without torch or transformers."""
     expected = resolve_model(str(gguf), tmp_path / "cache").path
     code = (
         "import sys; from pathlib import Path; from spotwise.engine.model.model_store import resolve_model; "

@@ -105,7 +105,6 @@ class Rows:
         return [pieces[i] for i in chosen]
 
     def natively(self, kernels: Kernels, layer: LayerAttention, chosen: list[int] | None = None) -> list[torch.Tensor]:
-        """Compute rows with the kernel."""
         attention = NativeAttention(kernels, self.cache, [LayerAttention(1.0), layer])
         return self.attend(attention, NativeLayout(self.cache), chosen)
 
@@ -169,7 +168,6 @@ def test_a_row_is_the_same_bit_for_bit_whatever_is_computed_beside_it(
 def test_a_query_is_the_same_bit_for_bit_in_a_prompt_a_chunk_and_a_decode(
     kernels: Kernels, layer: LayerAttention, dtype: torch.dtype
 ) -> None:
-    """A prompt computed at once, in chunks of any length, or token by token at its end."""
     total = 620
     whole = Rows.of(GEOMETRIES["grouped"], dtype, ((0, total),))
     expected = whole.natively(kernels, layer)[0]
@@ -188,7 +186,6 @@ def test_a_query_is_the_same_bit_for_bit_in_a_prompt_a_chunk_and_a_decode(
 @settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_rows_are_attended(kernels: Kernels, data: st.DataObject) -> None:
-    """Any number of rows of any lengths in any blocks, any window, on any threads."""
     lengths = st.tuples(st.integers(0, 300), st.integers(1, 40))
     shapes = tuple(data.draw(st.lists(lengths, min_size=1, max_size=6)))
     layer = LayerAttention(
@@ -235,7 +232,6 @@ def test_a_plan_names_only_blocks_that_exist() -> None:
 
 
 def test_attention_outside_an_iteration_is_a_mistake(kernels: Kernels) -> None:
-    """There is no plan to follow."""
     cache = PagedKvCache(KvGeometry(1, 1, 16, 16), 1, 16, torch.float32, CPU)
     part = torch.zeros(1, 1, 1, 16)
     with pytest.raises(RuntimeError, match="outside an iteration"):

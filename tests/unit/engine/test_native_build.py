@@ -110,7 +110,6 @@ def test_a_library_is_compiled_once_and_anew_when_sources_change(sources: Path, 
 
 
 def test_a_compiler_may_have_arguments(sources: Path, compiler: Compiler, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`CXX` may contain arguments, as for make."""
     monkeypatch.setenv("CXX", f"env LANG=C {compiler.path}")
     build.ensure_library(GENERIC)
     assert len(compiler.calls) == 1 and "-O3" in compiler.calls[0]
@@ -138,7 +137,6 @@ def test_the_users_cache_takes_over_where_sources_cannot_be_written(
 
 
 def test_concurrent_processes_compile_once(sources: Path, compiler: Compiler) -> None:
-    """Two workers start together: one compiles, the other waits, both load the same file."""
     program = (
         "import sys; from pathlib import Path; from spotwise.engine.native import build;"
         "build._SOURCES = Path(sys.argv[1]); print(build.ensure_library(build.VARIANTS[-1]))"
@@ -153,7 +151,6 @@ def test_concurrent_processes_compile_once(sources: Path, compiler: Compiler) ->
 def test_a_missing_compiler_is_named_with_its_remedy(
     sources: Path, no_compiler: None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The error and the output of `make setup` have the package to install."""
     with pytest.raises(build.NoKernelsError, match=r"no C\+\+ compiler; on Debian and Ubuntu: apt-get install g\+\+"):
         build.ensure_library()
     monkeypatch.setattr(sys, "argv", ["build"])
@@ -168,7 +165,6 @@ def test_a_missing_compiler_is_named_with_its_remedy(
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
     script: str | None, reason: str, sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The error quotes the compiler; no half-written library is left that the next start would load."""
     path = tmp_path / "compiler"
     if script is not None:
         Compiler(path, script)
@@ -181,7 +177,6 @@ def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(
 def test_an_engine_without_a_compiler_computes_with_torch(
     sources: Path, no_compiler: None, llama_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine computes the same tokens with torch, and the log has the reason why it is slower."""
     native = Driver(load_engine(llama_folder))
     load_kernels.cache_clear()
     try:
@@ -198,7 +193,6 @@ def test_an_engine_without_a_compiler_computes_with_torch(
 
 
 def test_a_library_that_cannot_be_loaded_is_done_without(sources: Path, compiler: Compiler) -> None:
-    """With a library of another system, or a truncated one, torch computes, and a log line reports it."""
     with capture_logs() as logs:
         assert load_kernels.__wrapped__() is None
     assert [log["event"] for log in logs] == ["no_native_kernels"]

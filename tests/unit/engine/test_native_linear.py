@@ -57,7 +57,6 @@ def test_products_are_torchs_for_any_number_of_rows(kernels: Kernels, dtype: tor
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_shape_is_multiplied(kernels: Kernels, data: st.DataObject) -> None:
-    """Whatever `can_pack` allows, in any number of leading dimensions, of any strides."""
     dtype = data.draw(st.sampled_from(FORMATS))
     inputs = data.draw(st.integers(1, 70).filter(lambda width: dtype is torch.float32 or width % 2 == 0))
     outputs, rows = data.draw(st.integers(1, 100)), data.draw(st.integers(0, 40))
@@ -94,7 +93,6 @@ def test_torch_alone_rounds_a_row_by_what_is_computed_beside_it() -> None:
 @pytest.mark.parametrize("dtype", FORMATS)
 @pytest.mark.parametrize("outputs", [64, 70, 3])
 def test_logits_are_the_sums_before_they_are_narrowed(kernels: Kernels, dtype: torch.dtype, outputs: int) -> None:
-    """Logits are float32 for every type, and rounded to the type they equal the layer's output."""
     weight, x = random(outputs, 64, dtype=dtype), random(30, 64, dtype=dtype, seed=1)
     logits = linear_of(kernels, weight, None, float_output=True)(x)
     assert logits.dtype is torch.float32

@@ -75,12 +75,12 @@ sampling_parameters = st.builds(
 
 
 @settings(max_examples=400)
-@given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), kind=LOGITS_KINDS)
-def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, kind: str) -> None:
+@given(parameters=sampling_parameters, logits_seed=st.integers(0, 50), kind=LOGITS_KINDS, index=st.integers(0, 20))
+def test_a_draw_follows_the_definition(parameters: SamplingParams, logits_seed: int, kind: str, index: int) -> None:
     """Whether the likeliest tokens decide or the whole vocabulary is sorted, the token is that of the plain definition."""
     logits = logits_of_kind(kind, logits_seed, 1, VOCAB)
-    drawn = sample(logits, [SamplingRow(parameters, StopCriteria(9), np.arange(5), 2)])
-    assert drawn == [reference_draw(logits[0], parameters, 3)]
+    drawn = sample(logits, [SamplingRow(parameters, StopCriteria(9), np.arange(2 + index), 2)])
+    assert drawn == [reference_draw(logits[0], parameters, index)]
 
 
 @settings(max_examples=200)
@@ -137,16 +137,7 @@ def test_the_kernel_keeps_and_draws_what_torch_does(
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_equal_tokens_are_drawn_in_the_order_of_their_ids(native: bool, best_kernels: Kernels) -> None:
-    """Which of equal tokens `top_k` keeps does not depend on the sort."""
-    logits = torch.zeros(1, 5000)
-    drawn = {sample(logits, [row(top_k=300, seed=seed)], best_kernels if native else None)[0] for seed in range(2000)}
-    assert drawn == set(range(300))
-
-
-@pytest.mark.parametrize("native", [False, True])
 def test_a_masked_token_is_never_drawn(native: bool, best_kernels: Kernels) -> None:
-    """Whatever is drawn and however few are left."""
     logits = torch.full((1, VOCAB), -torch.inf)
     logits[0, [7, 333]] = torch.tensor([0.0, -0.5])
     for parameters in ({}, {"top_k": 300}, {"top_p": 1.0 - 1e-12}, {"min_p": 1e-300}, {"temperature": 0.0}):
@@ -158,36 +149,12 @@ def test_a_masked_token_is_never_drawn(native: bool, best_kernels: Kernels) -> N
 @settings(max_examples=30)
 @given(seeds=st.lists(st.integers(0, 1000), min_size=1, max_size=6))
 def test_a_row_is_drawn_alike_alone_and_beside_others(seeds: list[int]) -> None:
-    """Greedy and random rows of one batch do not influence each other, and the logits stay as they were."""
     logits = logits_of(1, rows=len(seeds))
     before = logits.clone()
     rows = [row(temperature=0.0 if seed % 3 == 0 else 1.1, seed=seed, presence_penalty=seed % 2) for seed in seeds]
     together = sample(logits, rows)
     assert together == [sample(logits[i : i + 1], [rows[i]])[0] for i in range(len(seeds))]
     assert torch.equal(logits, before)
-
-
-def test_the_same_seed_gives_the_same_token_and_each_index_its_own() -> None:
-    """Draws repeat; over indexes they vary."""
-    logits = logits_of(2, spread=0.5)
-    tokens = [sample(logits, [row(output=[7] * index, seed=5)])[0] for index in range(20)]
-    assert tokens == [sample(logits, [row(output=[7] * index, seed=5)])[0] for index in range(20)]
-    assert len(set(tokens)) > 10
-
-
-@pytest.mark.parametrize("parameters", [{"temperature": 0.0}, {"top_k": 1}, {"top_p": 1e-9}, {"min_p": 1.0}])
-def test_the_narrowest_filters_are_greedy(parameters: dict[str, Any]) -> None:
-    """`top_k=1`, the smallest nucleus and `min_p=1` all leave the likeliest token."""
-    logits = logits_of(3, rows=8)
-    assert sample(logits, [row(seed=i, **parameters) for i in range(8)]) == logits.argmax(-1).tolist()
-
-
-def test_top_p_keeps_its_mass_and_no_more() -> None:
-    """Sampling draws from the fewest likeliest tokens whose probabilities reach `top_p`, and each of them occurs."""
-    logits = torch.full((1, VOCAB), -50.0)
-    logits[0, [10, 20, 30, 40]] = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
-    drawn = {sample(logits, [row(top_p=0.75, seed=seed)])[0] for seed in range(200)}
-    assert drawn == {10, 20, 30}
 
 
 def test_draws_follow_the_probabilities() -> None:
@@ -267,7 +234,6 @@ def test_only_allowed_tokens_are_drawn(native: bool, best_kernels: Kernels) -> N
 
 
 def test_no_stop_token_before_the_minimum() -> None:
-    """Stop tokens are masked for the first `min_new_tokens` outputs and free after them."""
     logits = torch.zeros(1, VOCAB)
     logits[0, 4], logits[0, 8] = 9.0, 5.0
     stop = StopCriteria(100, stop_token_ids=(4,), min_new_tokens=2)
@@ -281,14 +247,12 @@ def test_no_stop_token_before_the_minimum() -> None:
 def test_a_tiny_temperature_is_the_likeliest_and_no_overflow(
     temperature: float, native: bool, best_kernels: Kernels
 ) -> None:
-    """A tiny temperature divides nothing into infinities, with or without filters, even below float32's range."""
     logits = logits_of(6, rows=2, spread=100.0)
     rows = [row(temperature=temperature, seed=3), row(temperature=temperature, seed=4, top_p=0.9)]
     assert sample(logits, rows, best_kernels if native else None) == logits.argmax(-1).tolist()
 
 
 def test_logprobs_are_of_the_raw_distribution() -> None:
-    """Log-probabilities sum to one over the vocabulary and are sorted, and rows may request different counts."""
     logits = logits_of(7, rows=3)
     found = token_logprobs(logits, [4, 5, 6], [VOCAB, 2, 0])
     assert np.exp(found[0].top_logprobs).sum() == pytest.approx(1.0, abs=1e-5)
@@ -299,7 +263,6 @@ def test_logprobs_are_of_the_raw_distribution() -> None:
 
 
 def test_half_precision_logits_are_drawn_in_float32() -> None:
-    """The same numbers in bfloat16 give the same draw."""
     logits = logits_of(8).to(torch.bfloat16)
     assert sample(logits, [row(seed=11)]) == sample(logits.float(), [row(seed=11)])
 

@@ -4,9 +4,25 @@ import math
 
 import pytest
 import torch
+from transformers import BloomConfig, BloomForCausalLM
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    causal_mask_function,
+    chunked_causal_mask_function,
+    sliding_window_causal_mask_function,
+)
+from transformers.models.bloom.modeling_bloom import BloomAttention
 
 from spotwise.engine.model.attention_interface import LayerAttention
-from spotwise.engine.model.score_terms import ScoreTerms, featured_causal_attention
+from spotwise.engine.model.bloom import InterfacedBloomAttention, adapt_bloom, alibi_slopes
+from spotwise.engine.model.errors import UnsupportedModelError
+from spotwise.engine.model.score_terms import (
+    MaskFunction,
+    MaskProbe,
+    ScoreTerms,
+    featured_causal_attention,
+    seen_window,
+)
 
 HEADS, KV_HEADS, DIM = 4, 2, 8
 CPU = torch.device("cpu")
@@ -46,7 +62,6 @@ def attend_one(
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 @pytest.mark.parametrize(("tokens", "context"), [(1, 1), (5, 5), (1, 40), (150, 150), (70, 150)])
 def test_tiles_follow_the_law_of_a_layer(layer: LayerAttention, tokens: int, context: int) -> None:
-    """Every query of a prompt or of its last chunk gets what the formula gives, number by number."""
     torch.manual_seed(1)
     query = torch.randn(HEADS, tokens, DIM)
     key, value = torch.randn(KV_HEADS, context, DIM), torch.randn(KV_HEADS, context, DIM + 1)
@@ -62,7 +77,6 @@ def test_tiles_follow_the_law_of_a_layer(layer: LayerAttention, tokens: int, con
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
 def test_rows_of_different_lengths_do_not_see_their_padding(layer: LayerAttention) -> None:
-    """Weights of rows that decode together are those of each alone, and zero where a row has no position."""
     torch.manual_seed(2)
     positions = torch.tensor([0, 19, 44])
     products = torch.randn(3, KV_HEADS, HEADS // KV_HEADS, 1, 48)
@@ -85,3 +99,76 @@ def test_weights_come_in_the_type_of_the_products() -> None:
     weights = terms.weights(products, distance)
     assert weights.dtype == torch.bfloat16
     assert torch.equal(weights, terms.weights(products.float(), distance).bfloat16())
+
+
+@pytest.mark.parametrize(
+    ("mask_function", "window"),
+    [
+        (causal_mask_function, None),
+        (sliding_window_causal_mask_function(1), 1),
+        (sliding_window_causal_mask_function(99), 99),
+        (sliding_window_causal_mask_function(100), None),
+        (sliding_window_causal_mask_function(4096), None),
+        (chunked_causal_mask_function(100, torch.zeros(1, dtype=torch.int64)), None),
+    ],
+)
+def test_a_window_is_read_from_the_mask_itself(mask_function: MaskFunction, window: int | None) -> None:
+    """In a context of 100 positions a window or a chunk of as many is none."""
+    assert seen_window(mask_function, 100) == window
+
+
+@pytest.mark.parametrize(
+    "mask_function",
+    [
+        bidirectional_mask_function,
+        chunked_causal_mask_function(32, torch.zeros(1, dtype=torch.int64)),
+        sliding_window_causal_mask_function(0),
+        lambda batch, head, query, key: (key <= query) & ((key < 4) | (key > query - 8)),
+    ],
+    ids=["both directions", "chunks", "nothing", "first positions and a window"],
+)
+def test_another_pattern_is_refused(mask_function: MaskFunction) -> None:
+    with pytest.raises(UnsupportedModelError, match="sliding window"):
+        seen_window(mask_function, 100)
+
+
+def test_a_mask_that_was_not_made_here_is_refused() -> None:
+    """A finished mask may hold anything; none at all hides nothing."""
+    probe = MaskProbe(100)
+    assert probe.window(None) is None
+    with pytest.raises(UnsupportedModelError, match="of its own"):
+        probe.window(torch.zeros(1, 1, 3, 3))
+
+
+@pytest.mark.parametrize(
+    ("layer", "plain"),
+    [
+        (LayerAttention(0.5), True),
+        (LayerAttention(0.5, window=10), True),
+        (LayerAttention(0.5, window=9), False),
+        (LayerAttention(0.5, softcap=30.0), False),
+        (LayerAttention(0.5, alibi_slopes=(0.5,)), False),
+        (LayerAttention(0.5, sinks=(0.0,)), False),
+    ],
+)
+def test_a_layer_is_plain_where_nothing_but_its_scaling_counts(layer: LayerAttention, plain: bool) -> None:
+    """A window counts only in a context that is longer; everything else counts always."""
+    assert layer.is_plain_within(10) is plain
+
+
+def test_slopes_are_those_of_the_paper() -> None:
+    """A geometric sequence from 2^(-8/n); for a number that is no power of two, every other one of twice as many fills up."""
+    assert alibi_slopes(8) == pytest.approx([2.0**-step for step in range(1, 9)])
+    assert alibi_slopes(6) == pytest.approx([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8, 2.0**-1, 2.0**-3])
+
+
+def test_only_attention_modules_are_replaced_and_weights_stay() -> None:
+    """All layers of a BLOOM, none of anything else; a second time changes nothing."""
+    model = BloomForCausalLM(BloomConfig(vocab_size=32, hidden_size=16, n_layer=2, n_head=2))
+    weights = dict(model.named_parameters())
+    adapt_bloom(model)
+    adapt_bloom(model)
+    adapted = [module for module in model.modules() if isinstance(module, BloomAttention)]
+    assert [type(module) for module in adapted] == [InterfacedBloomAttention] * 2
+    assert all(weights[name] is parameter for name, parameter in model.named_parameters())
+    adapt_bloom(torch.nn.Linear(2, 2))

@@ -20,8 +20,7 @@ from spotwise.engine.engine import Engine
 from spotwise.engine.forward.fused_layer import FusedDecoderLayer
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.weight_memory import open_memory
-from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
-from tests.unit.engine.sharing_worker import tokens_of
+from tests.unit.engine.sharing import events, left_in, load, plain_model, tokens_of, weights_files
 from tests.unit.engine.tiny_models import load_engine
 
 ROOT = Path(__file__).parents[3]
@@ -34,7 +33,6 @@ ROOT = Path(__file__).parents[3]
 def test_weights_from_the_file_are_those_that_were_packed(
     dtype: str, folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """Bit for bit, and the tokens are those of an engine with a copy of its own."""
     alone, _ = load(folder, None, dtype)
     first, first_logs = load(folder, cache, dtype)
     second, second_logs = load(folder, cache, dtype)
@@ -84,8 +82,7 @@ def test_two_processes_that_start_together_hold_one_copy(folder: Path, cache: Pa
 
 @contextmanager
 def sharing_worker(folder: Path, cache: Path, prologue: str = "") -> Iterator[subprocess.Popen[str]]:
-    """A process of its own, ended at the end."""
-    code = f"{prologue}\nfrom tests.unit.engine.sharing_worker import main\nmain()"
+    code = f"{prologue}\nfrom tests.unit.engine.sharing import main\nmain()"
     argv = [sys.executable, "-c", code, str(folder), "float32", str(cache)]
     process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
@@ -106,30 +103,10 @@ def answer(process: subprocess.Popen[str], *, ask: bool = False) -> Any:
 # --- Whole or not there
 
 
-def truncate(file: Path) -> None:
-    os.truncate(file, file.stat().st_size // 2)
-
-
-def empty(file: Path) -> None:
-    os.truncate(file, 0)
-
-
-def flip_a_weight(file: Path) -> None:
-    flip(file, file.stat().st_size - 1000)
-
-
-def flip_a_name(file: Path) -> None:
-    flip(file, file.read_bytes().index(b"model.layers.0.qkv") + 13)
-
-
 def flip(file: Path, place: int) -> None:
     content = bytearray(file.read_bytes())
     content[place] ^= 1
     file.write_bytes(content)
-
-
-def other_content(file: Path) -> None:
-    file.write_bytes(b"no weights" * 1000)
 
 
 def other_weights(file: Path) -> None:
@@ -137,13 +114,20 @@ def other_weights(file: Path) -> None:
     save_file({name: torch.ones_like(tensor) for name, tensor in load_file(file).items()}, file)
 
 
-@pytest.mark.parametrize(
-    "damage", [truncate, empty, flip_a_weight, flip_a_name, other_content, other_weights], ids=lambda f: f.__name__
-)
+DAMAGE: dict[str, Callable[[Path], object]] = {
+    "truncated": lambda file: os.truncate(file, file.stat().st_size // 2),
+    "empty": lambda file: os.truncate(file, 0),
+    "a flipped weight": lambda file: flip(file, file.stat().st_size - 1000),
+    "a flipped name": lambda file: flip(file, file.read_bytes().index(b"model.layers.0.qkv") + 13),
+    "other content": lambda file: file.write_bytes(b"no weights" * 1000),
+    "other weights": other_weights,
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE.values(), ids=DAMAGE)
 def test_a_damaged_file_is_made_anew(
-    damage: Callable[[Path], None], folder: Path, cache: Path, best_kernels: Kernels
+    damage: Callable[[Path], object], folder: Path, cache: Path, best_kernels: Kernels
 ) -> None:
-    """A damaged weights file is logged and written again, and none of its bytes is used."""
     tokens = tokens_of(load(folder, cache)[0])
     (file,) = weights_files(cache)
     whole = file.read_bytes()
@@ -184,7 +168,6 @@ def test_a_process_that_dies_before_the_rename_leaves_nothing_that_counts(
 
 
 def test_a_load_that_fails_leaves_no_file(folder: Path, cache: Path) -> None:
-    """A failed load leaves no file and no lock, so that another process can write the weights."""
     model = plain_model(weight=(64, 64))
     with pytest.raises(ZeroDivisionError), open_memory(cache, folder, model) as memory:
         memory.place("weight", 4096, torch.float32, lambda to: to.fill_(1))

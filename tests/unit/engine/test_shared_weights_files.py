@@ -22,21 +22,24 @@ from structlog.testing import capture_logs
 from spotwise.engine.native import weight_memory
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.weight_memory import WeightMemory, open_memory
-from tests.unit.engine.sharing import events, left_in, load, plain_model, weights_files
-from tests.unit.engine.sharing_worker import tokens_of
+from tests.unit.engine.sharing import events, left_in, load, plain_model, tokens_of, weights_files
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
 # --- The right file
 
 
 def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_kernels: Kernels) -> None:
-    """Changed weights get a file of their own and the old one is removed; other formats' and models' files stay."""
+    """Although size and time are as before, after a copy that keeps times; other formats' and models' files stay."""
     load(folder, cache)
     load(folder, cache, "bfloat16")
     load(save_model(llama_config(), folder.parent / "other" / "llama"), cache)
     before = set(weights_files(cache))
     assert len(before) == 3
+    weights = folder / "model.safetensors"
+    times = weights.stat()
     save_model(llama_config(), folder, seed=1)
+    os.utime(weights, ns=(times.st_atime_ns, times.st_mtime_ns))
+    assert weights.stat().st_size == times.st_size
     engine, logs = load(folder, cache)
     assert events(logs) == ["weights_written"]
     after = set(weights_files(cache))
@@ -44,26 +47,10 @@ def test_weights_that_changed_are_packed_anew(folder: Path, cache: Path, best_ke
     assert tokens_of(engine) == tokens_of(load_engine(folder))
 
 
-def test_weights_that_changed_and_kept_size_and_time_are_packed_anew(
-    folder: Path, cache: Path, best_kernels: Kernels
-) -> None:
-    """Weights with changed bytes but the same size and time, as after a copy that keeps times, are packed again."""
-    load(folder, cache)
-    weights = folder / "model.safetensors"
-    before = weights.stat()
-    save_model(llama_config(), folder, seed=1)
-    os.utime(weights, ns=(before.st_atime_ns, before.st_mtime_ns))
-    assert weights.stat().st_size == before.st_size
-    engine, logs = load(folder, cache)
-    assert events(logs) == ["weights_written"]
-    assert tokens_of(engine) == tokens_of(load_engine(folder))
-
-
 @pytest.mark.parametrize("cause", ["kernels", "transformers", "config", "format"])
 def test_whatever_the_bytes_depend_on_is_in_the_name(
     cause: str, folder: Path, cache: Path, best_kernels: Kernels, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Other kernels, another transformers, another config or format: another file."""
     load(folder, cache)
     before = weights_files(cache)
     if cause == "kernels":
@@ -82,7 +69,6 @@ def test_whatever_the_bytes_depend_on_is_in_the_name(
 
 
 def test_what_a_file_does_not_hold_is_packed(folder: Path, cache: Path) -> None:
-    """A name that is not in it, or of another size or type, is computed in this process."""
     model = plain_model(weight=(64, 64))
     with open_memory(cache, folder, model) as memory:
         memory.place("weight", 4096, torch.float32, lambda to: to.fill_(1))
@@ -133,7 +119,6 @@ def test_where_there_can_be_no_file_a_worker_has_its_own_copy(
     best_kernels: Kernels,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without a place for the file a worker logs it, loads its own copy, and serves."""
     trouble(cache, monkeypatch)
     engine, logs = load(folder, cache)
     assert [(entry["event"], entry["log_level"]) for entry in logs] == [("weights_not_shared", "warning")]

@@ -164,7 +164,6 @@ def test_a_tried_layer_is_completed_from_rows_of_the_folder(wide: Path, best_ker
 
 
 def test_only_what_some_share_needs_is_kept(wide: Path, best_kernels: Kernels) -> None:
-    """What is given back can be loaded again, and what is kept computes on."""
     store = store_of(wide)
     part = whole_part(store)
     expected = logits_of(part)

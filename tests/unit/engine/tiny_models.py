@@ -21,7 +21,6 @@ VOCAB_SIZE = 211
 
 
 def llama_config(**changes: Any) -> LlamaConfig:
-    """A small Llama with grouped-query attention."""
     return LlamaConfig(
         **{
             "vocab_size": VOCAB_SIZE,
@@ -53,7 +52,6 @@ def save_model(config: Any, folder: Path, seed: int = 0) -> Path:
 def load_engine(
     folder: Path, dtype: str = "float32", kv_cache_bytes: int = 4 << 20, block_size: int = 16, *, native: bool = True
 ) -> Engine:
-    """Load on one CPU thread."""
     return Engine.load(EngineConfig(folder, dtype, "cpu", kv_cache_bytes, block_size, threads=1, native=native))
 
 
@@ -114,7 +112,6 @@ class Driver:
         self.pool = BlockPool(self.engine.num_blocks, self.engine.block_size)
 
     def add(self, request: RequestRecord) -> None:
-        """Take a sequence in."""
         self.engine.add_sequence(request)
         name = request.sequence_id
         tokens = len(request.prompt_token_ids) + len(request.output_token_ids)
@@ -124,7 +121,6 @@ class Driver:
         self.wanted[name] = request.stop.max_new_tokens - len(request.output_token_ids)
 
     def step(self) -> bool:
-        """Run one iteration; False when there is nothing to run."""
         rows = []
         for name, known in self.known.items():
             if len(self.results[name]) < self.wanted[name]:
@@ -142,7 +138,6 @@ class Driver:
         return True
 
     def finish(self) -> dict[str, list[int]]:
-        """Run to the end and return the new tokens of each sequence."""
         while self.step():
             pass
         return {name: [token.token_id for token in tokens] for name, tokens in self.results.items()}

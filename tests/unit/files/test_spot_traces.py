@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from spotwise.files.spot_traces import NodeLife, SpotEvent, SpotEventKind, SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
-from tests.unit.simulator.spotserve.spot_counts import TimeUnit, node_seconds, read_counts, trace_of_counts
+from spotwise.files.traced_nodes import TracedNodes
 
 ADD, REMOVE, LOAD, DONE = SpotEventKind
 SEGMENT = """[0, "add", {"nodes": ["a", "b"]}]
@@ -39,7 +39,6 @@ def test_a_segment_is_read_with_its_loads_and_its_end(tmp_path: Path) -> None:
         SpotEvent(180.0, DONE),
     )
     assert trace.counts() == ((0.0, 2), (60.0, 2), (120.0, 1), (180.0, 1))
-    assert node_seconds(trace) == 120 + 180
     assert list(trace.lives()) == [NodeLife("a", 0.0, 120.0), NodeLife("b", 0.0, None)]
 
 
@@ -101,7 +100,6 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 
 
 def test_traces_made_by_hand_keep_the_same_rules() -> None:
-    """The rules hold for constructed traces, and not only for those read from files."""
     with pytest.raises(ValueError, match="at least one event"):
         SpotTrace("none", ())
     with pytest.raises(ValueError, match="not in the order"):
@@ -111,7 +109,6 @@ def test_traces_made_by_hand_keep_the_same_rules() -> None:
 
 
 def test_a_part_begins_with_the_instances_of_that_time(tmp_path: Path) -> None:
-    """A part begins with the instances of that time and ends before the events of its last moment."""
     trace = read_spot_trace(written(tmp_path, "0,add,a\n1000,add,b\n2000,remove,a\n3000,add,c\n4000,remove,b\n"))
     part = trace.part(2.0, 4.0)
     assert part.events == (SpotEvent(0.0, ADD, ("b",)), SpotEvent(1.0, ADD, ("c",)), SpotEvent(2.0, DONE))
@@ -160,30 +157,44 @@ def test_a_wrong_notice_is_an_error_with_its_line(tmp_path: Path, line: str) -> 
         read_spot_trace(written(tmp_path, f"0,add,a\n{line}\n"))
 
 
-def test_counts_are_sorted_and_begin_at_zero(tmp_path: Path) -> None:
-    """One published file is not in the order of its times."""
-    clock = written(tmp_path, "2021-12-10, 23:59:00, 5\n2021-12-11, 00:01:00, 7\n2021-12-11, 00:00:00, 6\n")
-    assert read_counts(clock) == ((0.0, 5), (60.0, 6), (120.0, 7))
-    hours = written(tmp_path, "0.5,0\n1.5,4\n1.5,3\n")
-    assert read_counts(hours, TimeUnit.HOURS) == ((0.0, 0), (3600.0, 3))
+#: `a` leaves at 100 s and comes back at 150 s, `b` leaves with a notice of its own, `c` stays.
+TRACE = SpotTrace(
+    "nodes",
+    (
+        SpotEvent(0.0, ADD, ("b", "a")),
+        SpotEvent(50.0, ADD, ("c",)),
+        SpotEvent(100.0, REMOVE, ("a",)),
+        SpotEvent(120.0, REMOVE, ("b",), notice_s=2.0),
+        SpotEvent(150.0, ADD, ("a",)),
+    ),
+)
 
 
-@pytest.mark.parametrize("line", ["1,2,3,4", "x,1", "1,-1", "1,1.5", "2021-13-10, 00:00:00, 5"])
-def test_a_wrong_count_is_an_error_with_its_line(tmp_path: Path, line: str) -> None:
-    with pytest.raises(TraceError, match=r"trace\.txt, line 2: "):
-        read_counts(written(tmp_path, f"0,1\n{line}\n"))
+def nodes_at(nodes: TracedNodes, indices: list[int]) -> list[str]:
+    return [nodes.stays[index].node for index in indices]
 
 
-@settings(max_examples=50)
-@given(st.lists(st.integers(0, 12), min_size=1, max_size=20))
-def test_a_trace_of_counts_has_these_counts(counts: list[int]) -> None:
-    """A trace made of counts has these counts, and the oldest instance leaves first."""
-    curve = tuple((float(at), count) for at, count in enumerate(counts))
-    trace = trace_of_counts("cloud", curve)
-    at_s = dict(trace.counts())
-    expected = 0
-    for time_s, count in curve:
-        expected = at_s.get(time_s, expected)
-        assert expected == count
-    lives = sorted((life for life in trace.lives() if life.to_s is not None), key=lambda life: int(life.node[5:]))
-    assert [life.to_s for life in lives] == sorted(life.to_s or 0.0 for life in lives)
+def test_a_node_is_free_while_it_is_up_without_notice_or_instance() -> None:
+    """The first to come is the first to be given, nodes of one moment by name; a node's further stay is another one."""
+    nodes = TracedNodes(TRACE, grace_s=30.0)
+    assert nodes_at(nodes, nodes.free((), 0.0)) == ["a", "b"]
+    assert nodes_at(nodes, nodes.free((0,), 60.0)) == ["b", "c"]
+    assert nodes_at(nodes, nodes.free((), 70.0)) == ["b", "c"]  # `a` has its notice of 30 s
+    assert nodes_at(nodes, nodes.free((), 117.9)) == ["b", "c"] and nodes_at(nodes, nodes.free((), 118.0)) == ["c"]
+    assert nodes_at(nodes, nodes.free((), 150.0)) == ["c", "a"]
+    assert [nodes.up(at_s) for at_s in (0.0, 50.0, 100.0, 120.0, 150.0)] == [2, 3, 2, 1, 2]
+
+
+def test_compressed_seconds_and_missing_notices() -> None:
+    """`compress` shortens lives and the trace's own notices, not the grace; without notices nodes just leave."""
+    fast = TracedNodes(TRACE, compress=10.0, grace_s=3.0)
+    assert [fast.end_s(index) for index in range(4)] == [10.0, 12.0, None, None]
+    assert [fast.notice_s(index) for index in range(2)] == [3.0, 0.2]
+    blunt = TracedNodes(TRACE, grace_s=30.0, with_notice=False)
+    assert nodes_at(blunt, blunt.free((), 99.9)) == ["a", "b", "c"] and blunt.notice_s(1) == 0.0
+
+
+@pytest.mark.parametrize(("compress", "grace_s"), [(0.0, 1.0), (1.0, -1.0)])
+def test_impossible_paces_are_refused(compress: float, grace_s: float) -> None:
+    with pytest.raises(ValueError, match="compress"):
+        TracedNodes(TRACE, compress, grace_s)

@@ -19,8 +19,14 @@ def _restored() -> Iterator[None]:
     gc.set_threshold(*before)
 
 
+def printed_by(program: str) -> str:
+    environment = {"SPOTWISE_SERVICE_ID": "one-0", "PYTHONPATH": ":".join(sys.path)}
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return ended.stdout
+
+
 def test_the_youngest_are_looked_through_seldom_and_cycles_still_go() -> None:
-    """Thousands of live objects cause no collection; as many unreachable cycles are freed."""
     collect_rarely()
     gc.collect()
     looks = gc.get_stats()[0]["collections"]
@@ -53,10 +59,7 @@ def report(phase, info):
 
 sys.exit(run_service(ServiceSettings, serve))
 """
-    environment = {"SPOTWISE_SERVICE_ID": "one-0", "PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    looks = ended.stdout.splitlines()
+    looks = printed_by(service).splitlines()
     assert looks and "2 True" not in looks
 
 
@@ -78,10 +81,7 @@ for _ in range(60_000):
 assert sum(generation["collected"] for generation in gc.get_stats()) > collected + 40_000
 print(max(looks))
 """
-    environment = {"PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert int(ended.stdout) < 10_000
+    assert int(printed_by(service)) < 10_000
 
 
 def test_the_room_of_what_was_large_goes_back_to_the_system() -> None:
@@ -101,7 +101,4 @@ assert psutil.Process().memory_info().rss - before > 190 << 20
 large.clear()
 print(psutil.Process().memory_info().rss - before)
 """
-    environment = {"PYTHONPATH": ":".join(sys.path)}
-    ended = subprocess.run([sys.executable, "-c", service], capture_output=True, text=True, env=environment, timeout=60)
-    assert (ended.returncode, ended.stderr) == (0, "")
-    assert int(ended.stdout) < 10 << 20
+    assert int(printed_by(service)) < 10 << 20

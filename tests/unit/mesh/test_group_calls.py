@@ -21,7 +21,6 @@ from tests.unit.mesh.group_processes import MESH, SECRET, all_of, connected, pro
 
 
 def _caller(key: tuple[int, bytes], offer: bytes, lane: int = 0) -> tuple[Handshake, bytes]:
-    """Return member 1's handshake and its hello."""
     handshake = Handshake(LinkSecurity(MESH), LinkKind.GROUP, "127.0.0.1")
     handshake.meet(offer)
     return handshake, handshake.hello(encode_call(handshake, lane, 1, *key))

@@ -35,6 +35,7 @@ from spotwise.mesh.replay.journal_replay import (
     COLUMNS,
     JournalError,
     RecordedRequest,
+    Replay,
     find_journals,
     recorded_requests,
     replay,
@@ -51,7 +52,6 @@ STREAM = m.StreamRef("g", 4)
 
 
 def member(member_id: str, kind: m.MemberKind = m.MemberKind.CLUSTER_SCHEDULER) -> m.Member:
-    """A member that starts."""
     return m.Member(member_id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1")
 
 
@@ -76,14 +76,12 @@ class Recorder:
         self.loop = RoleLoop(self.role, self.clock, nothing, self.journal)
 
     def feed(self, *events: Any) -> None:
-        """Feed events a tenth of a second apart."""
         for event in events:
             self.clock.advance(0.1)
             self.loop.feed(event)
 
 
 def scheduler_journal(folder: Path) -> Recorder:
-    """A scheduler that assigned one request and rejected another."""
     recorder = Recorder(folder, member("s"), SchedulerRole, "s", SchedulerLimits(max_queued=5), first_assignment=40)
     target = KvTarget("t", 1, "t:2", (0, 1))
     recorder.feed(
@@ -98,8 +96,15 @@ def scheduler_journal(folder: Path) -> Recorder:
     return recorder
 
 
+def replayed(folder: Path, journal: Journal) -> Replay:
+    journal.close()
+    (source,) = find_journals(folder)
+    done = replay(source)
+    assert done.difference is None
+    return done
+
+
 def rewritten(path: Path, change: Callable[[list[Any]], None]) -> None:
-    """Change the events of a journal."""
     header, *lines = gzip.decompress(path.read_bytes()).decode().splitlines()
     entries = [json.loads(line) for line in lines]
     change(entries)
@@ -139,10 +144,7 @@ def test_a_worker_decides_again_what_it_decided(tmp_path: Path) -> None:
     bench.reserve("b")
     bench.load("b")
     recorder.feed(m.Tick(), m.CancelRequest("a", 1), m.Drain("w", recorder.clock.now() + 1, "spot"), m.Tick())
-    recorder.journal.close()
-    (source,) = find_journals(tmp_path)
-    done = replay(source)
-    assert done.difference is None
+    done = replayed(tmp_path, recorder.journal)
     assert done.events == 8
     assert done.commands == 7
 
@@ -159,10 +161,7 @@ def test_the_owner_of_kept_requests_decides_again_what_it_decided(tmp_path: Path
         k.ChoicesEnded(turn, ending),
         k.RequestLost(turn),
     )
-    recorder.journal.close()
-    (source,) = find_journals(tmp_path)
-    done = replay(source)
-    assert done.difference is None
+    done = replayed(tmp_path, recorder.journal)
     assert (done.events, done.commands) == (6, 5)
 
 
@@ -223,16 +222,12 @@ def test_a_worker_with_queues_swaps_again_what_it_swapped(
         timeline.at(5 * number, partial(timeline.arrive, f"r{number}", arrival))
     timeline.run(until=1_000_000)
     assert timeline.live == {}
-    journal.close()
-    (source,) = find_journals(tmp_path)
-    done = replay(source)
-    assert done.difference is None
+    done = replayed(tmp_path, journal)
     moved = sum(isinstance(command, c.SwapOut | c.SwapIn) for _, command in timeline.commands)
     assert len(done.decision_s["Swapped"]) == moved > 4
 
 
 def test_what_a_role_raised_is_in_its_journal(tmp_path: Path) -> None:
-    """The error and the events after it are recorded; an event unknown to the role cannot be replayed."""
     recorder = scheduler_journal(tmp_path)
     with capture_logs():
         recorder.feed(m.RequestAccepted("a", 1), m.Tick())  # no event of a scheduler: a bug, which is logged
@@ -295,7 +290,6 @@ def test_a_killed_process_leaves_what_was_flushed(tmp_path: Path) -> None:
 
 
 def test_what_is_no_journal_is_named(tmp_path: Path) -> None:
-    """A folder without one, and files of another kind or a damaged one."""
     with pytest.raises(JournalError, match="holds no journals"):
         find_journals(tmp_path)
     path = tmp_path / f"x{SUFFIX}"
@@ -353,12 +347,6 @@ def test_every_name_of_events_and_commands_is_in_the_vocabulary() -> None:
     assert len({vocabulary(began, ended), *changed}) == 6
 
 
-def test_a_member_without_a_folder_keeps_no_journal() -> None:
-    role, journal = make_role(None, member("s"), SchedulerRole, "s")
-    assert role.scheduler_id == "s"
-    assert journal is None
-
-
 def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recorder = scheduler_journal(tmp_path)
 
@@ -372,7 +360,6 @@ def test_a_full_disk_ends_the_journal_and_not_the_service(tmp_path: Path, monkey
 
 
 def test_a_gateways_journal_has_its_requests(tmp_path: Path) -> None:
-    """The gateway's journal has arrival, sizes and times of the answered requests; the file is a trace."""
     recorder = Recorder(tmp_path, member("g", m.MemberKind.GATEWAY), GatewayRole, "g")
     recorder.feed(g.RequestReceived("a", 30, 2), g.RequestReceived("open", 9, 2), g.RequestReceived("gone", 9, 2))
     arrived_s = recorder.clock.now() - 0.2

@@ -48,7 +48,6 @@ def ends(listens: LinkSecurity, connects: LinkSecurity, peer_host: str | None = 
 
 
 def called(listener: Handshake, caller: Handshake) -> bytes:
-    """Return the caller's hello."""
     caller.meet(listener.offer())
     return caller.hello(encode_hello(CALLER))
 
@@ -120,8 +119,6 @@ def test_a_hello_that_is_sent_back_proves_nothing() -> None:
 
 @pytest.mark.parametrize("which", range(3))
 def test_an_end_of_another_version_is_refused_with_both(which: int) -> None:
-    """In each of the three messages."""
-
     def other(number: int, message: bytes) -> bytes:
         if number != which:
             return message
@@ -150,7 +147,6 @@ def test_ends_whose_links_carry_something_else_are_refused() -> None:
 
 @given(st.integers(0, 2), st.integers(0, MESSAGE_BYTES - 1))
 def test_a_message_that_is_cut_off_is_refused(which: int, size: int) -> None:
-    """At any place."""
     security = LinkSecurity(SECRET)
     cut = size % HEAD_BYTES if which == 0 else size
     with pytest.raises(LinkRefusedError):
@@ -347,11 +343,3 @@ def test_messages_in_order_are_opened_once_and_in_order() -> None:
 def test_an_address_is_this_hosts_or_not(host: str | None, local: bool) -> None:
     """A name or nothing does not count as this host."""
     assert is_local(host) is local
-
-
-def test_messages_have_their_sizes() -> None:
-    """Which the other end waits for."""
-    listener, caller = ends(LinkSecurity(), LinkSecurity())
-    assert len(listener.offer()) == HEAD_BYTES
-    assert len(called(listener, caller)) == MESSAGE_BYTES
-    assert len(encode_refusal(HelloRefusal.LOST, MESSAGE_BYTES)) == MESSAGE_BYTES

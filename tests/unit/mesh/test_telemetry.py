@@ -1,4 +1,4 @@
-"""Logging that neither raises nor shows a password."""
+"""Logging that neither raises, nor shows a password, nor repeats a line without limit."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import structlog
 
+from spotwise.mesh.process.logs import LINES, PERIOD_S, LogLimit
 from spotwise.mesh.process.server_urls import without_passwords
 from spotwise.mesh.service.settings import ServiceSettings
 from spotwise.mesh.service.telemetry import configure_logging
@@ -42,7 +43,6 @@ class Unwritable(io.StringIO):
 
 
 def configured(monkeypatch: pytest.MonkeyPatch, stream: Any, **options: Any) -> Any:
-    """Return a logger whose standard error is `stream`."""
     monkeypatch.setattr(sys, "stderr", stream)
     logging.getLogger().handlers.clear()  # pytest's, of which there are new ones in each test
     configure_logging(ServiceSettings(service_id="member-1", **options))
@@ -54,7 +54,6 @@ def configured(monkeypatch: pytest.MonkeyPatch, stream: Any, **options: Any) -> 
 def test_a_stream_that_cannot_be_written_costs_the_line(
     monkeypatch: pytest.MonkeyPatch, number: int, log_format: str
 ) -> None:
-    """A log line that cannot be written is dropped; neither the service nor a library's logger raises."""
     log = configured(monkeypatch, Unwritable(number), log_format=log_format)
     log.info("ready", kind="worker")
     log.error("event_failed", exc_info=ValueError("a bug"))
@@ -62,7 +61,6 @@ def test_a_stream_that_cannot_be_written_costs_the_line(
 
 
 def test_a_closed_stream_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Log lines after the stream was closed, as at the end of a process, are dropped."""
     stream = io.StringIO()
     log = configured(monkeypatch, stream)
     stream.close()
@@ -71,8 +69,6 @@ def test_a_closed_stream_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_a_value_that_cannot_be_shown_costs_the_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A line whose value has no representation is dropped, and the next line is written."""
-
     class Shy:
         def __repr__(self) -> str:
             raise RuntimeError("not now")
@@ -111,5 +107,60 @@ def test_no_line_shows_a_password(monkeypatch: pytest.MonkeyPatch, log_format: s
     ],
 )
 def test_urls_are_shown_without_user_and_password(text: str, shown: str) -> None:
-    """Whatever is not escaped in them; all else stays."""
     assert without_passwords(text) == shown
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 7.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def limit(clock: Clock) -> LogLimit:
+    return LogLimit(clock)
+
+
+def written(limit: LogLimit, event: str, times: int = 1, level: str = "warning") -> list[dict[str, Any]]:
+    lines = []
+    for number in range(times):
+        try:
+            lines.append(dict(limit(None, level, {"event": event, "number": number})))
+        except structlog.DropEvent:
+            continue
+    return lines
+
+
+def test_an_event_has_so_many_lines_a_period(limit: LogLimit, clock: Clock) -> None:
+    """Those too many are counted, and the first of the next period says how many there were."""
+    assert len(written(limit, "malformed_message", LINES + 50)) == LINES
+    clock.now += PERIOD_S
+    first, second = written(limit, "malformed_message", 2)
+    assert first["suppressed"] == 50
+    assert "suppressed" not in second
+    clock.now += PERIOD_S
+    assert "suppressed" not in written(limit, "malformed_message")[0]
+
+
+def test_other_events_and_levels_are_not_limited_by_it(limit: LogLimit) -> None:
+    """A flood of one must not hide another."""
+    written(limit, "malformed_message", LINES * 2)
+    assert len(written(limit, "stuck")) == len(written(limit, "malformed_message", level="error")) == 1
+
+
+def test_made_up_events_are_limited_together(limit: LogLimit) -> None:
+    """They take neither memory nor disk without bound."""
+    lines = sum(len(written(limit, f"event {number}")) for number in range(10_000))
+    assert lines < 2000
+
+
+def test_the_standard_librarys_lines_are_limited_alike(limit: LogLimit) -> None:
+    records = [logging.makeLogRecord({"msg": "bad %s", "args": (number,)}) for number in range(LINES + 5)]
+    assert sum(limit.filter(record) for record in records) == LINES

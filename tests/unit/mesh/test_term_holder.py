@@ -84,7 +84,6 @@ def member_of(competitor: Competitor, state: MemberState, term: int | None = Non
 async def competing(
     store: MemoryStore, member_id: str, *, lease_s: float = LEASE_S, needs_store: bool = False
 ) -> AsyncIterator[Competitor]:
-    """One process that competes."""
     member = plain_member(member_id, MemberKind.CLUSTER_SCHEDULER, state=MemberState.STARTING)
     settings = ServiceSettings(service_id=member_id)
     host = DeafHost(settings, MemoryBus(MemoryBroker()), store, ControlServer("127.0.0.1", 0), member)

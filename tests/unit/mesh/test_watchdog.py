@@ -1,4 +1,4 @@
-"""What a process's watchdog finds stuck, and what it does then."""
+"""What a process's watchdog finds stuck, what it does then, and how long a member could receive no messages."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.mesh.process.pulse import FRESH_S, Pulse, has_pulse
+from spotwise.mesh.process.pulse import FRESH_S, Attention, Pulse, has_pulse
 from spotwise.mesh.process.watchdog import EXIT_STUCK, LOOK_S, Watchdog, WatchedExecutor, WatchedPart
 from tests.contracts.waiting import until
 
@@ -127,8 +127,8 @@ def test_calls_of_watched_threads_are_work(bench: Bench) -> None:
 class TestThread:
     """The watchdog's own thread, with limits below a second."""
 
-    def ended(self, work: str) -> tuple[list[int], list[list[str]], str]:
-        """Let a part or the loop get stuck; return statuses, goodbyes and what was logged."""
+    def ended(self, work: str) -> tuple[list[int], list[list[str]]]:
+        """Let a part or the loop get stuck; return statuses and goodbyes."""
         statuses: list[int] = []
         goodbyes: list[list[str]] = []
 
@@ -152,7 +152,7 @@ class TestThread:
                     await asyncio.sleep(2.0)
 
         asyncio.run(main())
-        return statuses, goodbyes, ""
+        return statuses, goodbyes
 
     def test_a_stuck_part_says_goodbye_and_the_process_ends(self, capfd: pytest.CaptureFixture[str]) -> None:
         """The log has the stacks of all threads, more than a hundred here, by their names."""
@@ -162,7 +162,7 @@ class TestThread:
         for thread in idle:
             thread.start()
         try:
-            statuses, goodbyes, _ = self.ended("part")
+            statuses, goodbyes = self.ended("part")
         finally:
             go_on.set()
             for thread in idle:
@@ -176,11 +176,11 @@ class TestThread:
 
     def test_a_blocked_loop_ends_the_process_without_goodbye(self) -> None:
         """No loop is left to send it."""
-        assert self.ended("loop")[:2] == ([EXIT_STUCK], [])
+        assert self.ended("loop") == ([EXIT_STUCK], [])
 
     def test_a_live_loop_without_work_is_left_alone(self) -> None:
         """As long as it calls back."""
-        assert self.ended("nothing")[:2] == ([], [])
+        assert self.ended("nothing") == ([], [])
 
 
 class TestPulse:
@@ -220,3 +220,39 @@ class TestPulse:
         Pulse(path).beat()
         Pulse(None).beat()
         assert not has_pulse(path)
+
+
+class TestAttention:
+    """Ticks every 0.2 s, heartbeats every 0.25 s."""
+
+    @pytest.fixture
+    def clock(self) -> Clock:
+        return Clock()
+
+    @pytest.fixture
+    def attention(self, clock: Clock) -> Attention:
+        return Attention(0.25, 0.2, clock)
+
+    def test_in_time_and_hearing_itself_it_is_never_away(self, clock: Clock, attention: Attention) -> None:
+        for _ in range(20):
+            clock.now += 0.6
+            attention.received_own_heartbeat()
+            assert attention.away_s() == 0.0
+
+    def test_a_suspended_process_was_away(self, clock: Clock, attention: Attention) -> None:
+        clock.now += 3.0
+        assert attention.away_s() == pytest.approx(3.0)
+        attention.received_own_heartbeat()
+        clock.now += 0.2
+        assert attention.away_s() == 0.0
+
+    def test_a_suspended_broker_is_time_away(self, clock: Clock, attention: Attention) -> None:
+        """A suspended broker counts as away from the third missing heartbeat until one arrives."""
+        away_s = 0.0
+        for _ in range(15):
+            clock.now += 0.2
+            away_s += attention.away_s()
+        assert away_s == pytest.approx(3.0 - 0.6)
+        attention.received_own_heartbeat()
+        clock.now += 0.2
+        assert attention.away_s() == 0.0

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import resources
 from pathlib import Path
 
 import orjson
 import pytest
+from pydantic import ValidationError
 
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.costs.cost_profile import BUILT_IN
@@ -14,6 +16,7 @@ from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.simulator import api
 from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload
+from spotwise.simulator.packaged_data import read_packaged
 from spotwise.simulator.runs.cluster_file import ClusterFileError
 from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound
@@ -54,7 +57,6 @@ def test_a_trace_comes_at_its_own_times(tmp_path: Path) -> None:
 
 
 def test_prompts_that_begin_alike_are_found_in_caches(tmp_path: Path) -> None:
-    """As by the command line, unless they are switched off."""
     trace = tmp_path / "chats.jsonl"
     line = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
     trace.write_text("\n".join(line.format(second, 100 + second) for second in range(4)))
@@ -70,7 +72,6 @@ def test_without_bounds_they_are_the_papers() -> None:
 
 
 def test_what_is_wrong_is_a_value_error(tmp_path: Path) -> None:
-    """With what to write instead."""
     with pytest.raises(ValueError, match="take one of dgx-a100, dgx-h100"):
         api.machines("dgx-b200", 1)
     with pytest.raises(ValueError, match="bloom-176b, llama2-70b"):
@@ -85,3 +86,26 @@ def test_what_is_wrong_is_a_value_error(tmp_path: Path) -> None:
         api.read(tmp_path / "absent.toml")
     with pytest.raises(ValueError, match="a rate and a time"):
         api.simulate(api.cluster(api.machines("dgx-a100", 1)))
+
+
+FILES = [
+    ("spotwise.simulator.costs", "built_in_costs.json"),
+    ("spotwise.simulator.loads", "azure_percentiles.json"),
+]
+
+
+@dataclass(frozen=True)
+class Unlike:
+    """No file has this field."""
+
+    nowhere: int
+
+
+@pytest.mark.parametrize(("package", "file"), FILES)
+def test_a_data_file_names_its_source(package: str, file: str) -> None:
+    assert len(orjson.loads((resources.files(package) / file).read_bytes())["source"]) > 20
+
+
+def test_a_file_that_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValidationError, match="nowhere"):
+        read_packaged(*FILES[0], Unlike)

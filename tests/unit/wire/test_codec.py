@@ -1,4 +1,4 @@
-"""What the codec refuses, and how little a token costs; the round trips are property tests."""
+"""What the codecs refuse, and how little a token costs; the round trips are property tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
+from spotwise.core.messages import groups as g
+from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
-from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.wire import codec, codec_members, codec_records
+from spotwise.wire.codec_groups import decode_order, decode_report, encode_report
 from spotwise.wire.message_codec import MalformedMessageError
-from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, request_pb2, spot_pb2, worker_pb2
+from spotwise.wire.v1 import cluster_pb2, envelope_pb2, fleet_pb2, group_pb2, request_pb2, spot_pb2, worker_pb2
 
 
 def malformed(**message: Any) -> bytes:
@@ -85,7 +88,6 @@ def test_what_is_no_mesh_message_cannot_be_encoded(thing: Any) -> None:
 
 
 def test_a_malformed_record_is_a_value_error() -> None:
-    """Bytes of another kind, or a logit bias without its values."""
     with pytest.raises(ValueError, match="not a request record"):
         codec_records.decode_record(b"\xff\xff\xff")
     odd = request_pb2.RequestRecord(sampling=request_pb2.SamplingParams(logit_bias_token_ids=[1]))
@@ -99,20 +101,58 @@ def test_plain_tokens_cost_a_few_bytes_each() -> None:
     assert len(codec.encode(m.TokenBatch("token-worker-0", deltas))) < 256 * 8
 
 
-def test_token_zero_and_no_token_are_distinguished() -> None:
-    """Token 0 is a token; an ending may have none."""
-    with_zero, without = m.TokenDelta(1, 0, 0), m.TokenDelta(1, 1, None, FinishReason.ERROR, "broken", True)
-    batch = m.TokenBatch("w", (with_zero, without))
-    assert codec.decode(codec.encode(batch)) == batch
-
-
-def test_absent_and_empty_prompt_logprobs_are_distinguished() -> None:
-    """The first prompt token has no logprobs, a list may be empty, and logprobs may not have been requested."""
-    for prompt_logprobs in (None, (), (None,)):
-        batch = m.TokenBatch("w", (m.TokenDelta(1, 0, 5, prompt_logprobs=prompt_logprobs),))
-        assert codec.decode(codec.encode(batch)) == batch
-
-
 def test_a_member_survives_without_an_envelope_too() -> None:
     member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
     assert codec_members.member_from(codec_members.member_to(member)) == member
+
+
+SCORES = TokenLogprobs(-0.5, (7, 8), (-0.5, -1.5))
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        h.HandoffDelivered("r#0", 2, 4096, 0.5, "shm", 0.25),
+        g.StepEnded(
+            7,
+            3,
+            (
+                SampledToken("a@1", 5),
+                SampledToken("b@1", 0, SCORES, (None, SCORES)),
+                SampledToken("c@1", 0, failure="no"),
+                SampledToken("d@1", 7, embedding=(0.5, -1.0, 0.0)),
+            ),
+        ),
+        g.StepEnded(7, 4, ()),
+    ],
+    ids=["hand-off", "step", "empty step"],
+)
+def test_a_report_is_read_as_it_was_written(report: g.GroupReport) -> None:
+    """An empty list of prompt log-probabilities is not the same as none; all other kinds are in `test_field_codec`."""
+    assert decode_report(encode_report(report)) == report
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xff\xff",
+        group_pb2.GroupOrder(run=group_pb2.RunStep(number=1, sequence_ids=["a"])).SerializeToString(),
+        group_pb2.GroupOrder(
+            run=group_pb2.RunStep(
+                number=1,
+                sequence_ids=["a"],
+                first_positions=[0],
+                num_tokens=[1],
+                kept_blocks=[0],
+                new_block_counts=[2],
+                new_block_ids=[1],
+            )
+        ).SerializeToString(),
+    ],
+    ids=["nothing", "noise", "columns of different lengths", "fewer blocks than rows have"],
+)
+def test_bytes_that_are_no_order_are_malformed(payload: bytes) -> None:
+    """The device ends the stream instead of computing something else."""
+    with pytest.raises(MalformedMessageError):
+        decode_order(payload)

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from spotwise.worker import runtime
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
+
+
+@pytest.fixture
+def model_dir(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text("{}")
+    return tmp_path
 
 
 @pytest.fixture
@@ -20,13 +27,11 @@ async def mesh(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[TwinMesh]:
 
 @pytest.fixture
 async def worker(mesh: TwinMesh) -> AsyncIterator[TwinWorker]:
-    """A worker named `w`."""
     async with mesh.worker("w") as worker:
         yield worker
 
 
 @pytest.fixture
 async def other(mesh: TwinMesh) -> AsyncIterator[TwinWorker]:
-    """Another one, named `o`."""
     async with mesh.worker("o") as worker:
         yield worker

@@ -46,13 +46,11 @@ class ByteKv(WholeKv):
     def export_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], into: Any = None
     ) -> NDArray[np.uint8]:
-        """Copy blocks out."""
         return self.cells[first_layer : first_layer + num_layers, list(block_ids)].reshape(-1)
 
     def import_layers(
         self, first_layer: int, num_layers: int, block_ids: tuple[int, ...], data: NDArray[np.uint8]
     ) -> None:
-        """Copy blocks in."""
         cells = data.reshape(num_layers, len(block_ids), BLOCK_SIZE)
         self.cells[first_layer : first_layer + num_layers, list(block_ids)] = cells
 
@@ -74,12 +72,10 @@ class ByteHost:
         self._host = np.zeros((LAYERS, num_blocks, BLOCK_SIZE), dtype=np.uint8)
 
     def swap_out(self, block_ids: tuple[int, ...], host_block_ids: tuple[int, ...]) -> None:
-        """Copy blocks to the host."""
         self._moves(0, len(block_ids))
         self._host[:, list(host_block_ids)] = self._device[:, list(block_ids)]
 
     def swap_in(self, host_block_ids: tuple[int, ...], block_ids: tuple[int, ...]) -> None:
-        """Copy blocks back."""
         self._moves(1, len(block_ids))
         self._device[:, list(block_ids)] = self._host[:, list(host_block_ids)]
 
@@ -126,7 +122,6 @@ class SummingEngine:
 
     @property
     def num_sequences(self) -> int:
-        """Sequences known here."""
         return len(self._tokens)
 
     def prepare(self, record: RequestRecord) -> Future[None] | None:
@@ -141,11 +136,9 @@ class SummingEngine:
         self._tokens[record.sequence_id] = [*record.prompt_token_ids, *record.output_token_ids]
 
     def append_token(self, sequence_id: str, token_id: int) -> None:
-        """Add a token that was sampled on another worker."""
         self._tokens[sequence_id].append(token_id)
 
     def drop_sequence(self, sequence_id: str) -> None:
-        """Forget a sequence."""
         self._records.pop(sequence_id, None)
         self._tokens.pop(sequence_id, None)
 

@@ -31,13 +31,11 @@ BATCH = Batch((BatchRow("r@1", 0, 3, (0,)),))
 
 @pytest.fixture
 def engine() -> SummingEngine:
-    """Return an engine of the summing kind."""
     return SummingEngine()
 
 
 @pytest.fixture
 async def thread(engine: SummingEngine) -> AsyncIterator[EngineThread]:
-    """The engine's thread."""
     thread = EngineThread(cast(Engine, engine))
     yield thread
     engine.gate.set()
@@ -83,7 +81,6 @@ class Outcome:
         self.failed: list[Exception] = []
 
     def run(self, thread: EngineThread) -> None:
-        """Run one iteration on the engine thread."""
         loop = asyncio.get_running_loop()
 
         def finished(sampled: tuple[SampledToken, ...]) -> None:
@@ -130,7 +127,6 @@ async def test_what_an_iteration_raises_is_reported_and_the_next_one_runs(
 
 
 async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(thread: EngineThread) -> None:
-    """The engine's error reaches the caller of `add_sequence`."""
     with pytest.raises(ValueError, match="outside"):
         await thread.add_sequence(
             RequestRecord("r", 1, "g", 1, "m", (255,), (), SamplingParams(), StopCriteria(9), 0.0)
@@ -138,7 +134,6 @@ async def test_a_sequence_that_the_engine_refuses_is_the_callers_to_handle(threa
 
 
 async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: SummingEngine) -> None:
-    """The error of a call without a waiter is logged; the thread continues."""
     with capture_logs() as logs:
         thread.append_token("unknown@1", 3)
         await thread.add_sequence(RECORD)
@@ -147,7 +142,6 @@ async def test_a_call_that_fails_is_logged(thread: EngineThread, engine: Summing
 
 
 async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThread, engine: SummingEngine) -> None:
-    """The running iteration ends; the one behind it never starts, without a report."""
     outcome, forgotten = Outcome(), Outcome()
     engine.gate.clear()
     await thread.add_sequence(RECORD)
@@ -165,7 +159,6 @@ async def test_close_waits_for_what_runs_and_forgets_the_rest(thread: EngineThre
 
 
 async def test_moves_of_kv_run_beside_an_iteration_and_in_order(engine: SummingEngine) -> None:
-    """Copies run on a thread of their own, in order; a failed one is reported and the next one runs."""
     host = ByteHost(engine.kv, 6)
     thread = EngineThread(cast(Engine, engine), host=cast(HostSwap, host))
     assert thread.host_blocks == 6

@@ -71,19 +71,16 @@ class Outbox:
         self.tasks.add(asyncio.create_task(work, name=name))
 
     async def deliver(self, report: TransferReport) -> None:
-        """The newest push ends."""
         self.opened[-1].end.set_result(report)
         await asyncio.gather(*self.tasks)
 
 
 @pytest.fixture
 async def outbox() -> Outbox:
-    """One without pushes."""
     return Outbox()
 
 
 def batch(first: int, tokens: int, sequence_id: str = "r@1") -> Batch:
-    """An iteration that computes a part of a prompt."""
     return Batch((BatchRow("other@1", 0, 3, (9,)), BatchRow(sequence_id, first, tokens, (0, 1, 2))))
 
 
@@ -149,7 +146,6 @@ async def test_an_iteration_without_a_push_reports_nothing(outbox: Outbox) -> No
 
 
 async def test_a_prompt_is_committed_or_called_off(outbox: Outbox) -> None:
-    """A prompt whose push has failed is neither committed nor cancelled."""
     outbox.pushes.open(OPEN)
     outbox.pushes.commit(h.CommitPush(HANDOFF))
     outbox.pushes.abort(h.AbortPush("r", 1))
@@ -163,7 +159,6 @@ async def test_a_prompt_is_committed_or_called_off(outbox: Outbox) -> None:
 
 
 async def test_costs_are_noted_by_peer_and_way(outbox: Outbox) -> None:
-    """The visible time of a layer-wise push is noted, and the whole time of a serial one."""
     outbox.pushes.push(c.PushKv(HANDOFF, TARGET, (0, 1, 2)))
     await outbox.deliver(TransferReport(1000, 0.5, "shm", 0.4))
     outbox.tasks.clear()

@@ -61,11 +61,9 @@ def test_the_result_of_a_move_is_reported_and_free_blocks_are_news() -> None:
 async def serve_all(mesh: TwinMesh, worker: TwinWorker) -> None:
     """All requests at once, which the worker's blocks do not hold; each gets its own tokens, and nothing stays."""
     for number, prompt in PROMPTS.items():
-        await mesh.write(f"r{number}", prompt, NEW, attempt_id=number)
-        await mesh.serve("w", f"r{number}", prompt, NEW, attempt_id=number)
+        await mesh.assign("w", "w", f"r{number}", prompt, NEW, attempt_id=number)
     for number, prompt in PROMPTS.items():
-        await mesh.end_of(number)
-        assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, NEW)
+        assert await mesh.tokens(number) == expected_tokens(prompt, NEW)
     await worker.idle()
 
 
@@ -94,12 +92,10 @@ async def test_a_move_that_fails_costs_no_token(mesh: TwinMesh) -> None:
 
 
 async def test_a_request_that_is_cancelled_while_its_kv_is_away_leaves_nothing(mesh: TwinMesh) -> None:
-    """A request cancelled while its KV is on the host leaves no blocks on the device or the host."""
     mesh.policy, mesh.host_blocks = swapping(WhenFull.REACTIVE), 200
     async with mesh.worker("w") as worker:
         for number, prompt in PROMPTS.items():
-            await mesh.write(f"r{number}", prompt, 90, attempt_id=number)
-            await mesh.serve("w", f"r{number}", prompt, 90, attempt_id=number)
+            await mesh.assign("w", "w", f"r{number}", prompt, 90, attempt_id=number)
         await until(lambda: worker.swap.moves[0] > 20)
         for number in PROMPTS:
             await mesh.order("w", m.CancelRequest(f"r{number}", 1))

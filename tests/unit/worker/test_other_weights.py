@@ -1,8 +1,8 @@
-"""A worker and weights that are not its own: of requests that were begun with others, and of the mesh that it joins."""
+"""Requests that need something of a worker: the weights that they were begun with, a grammar that compiles for long."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from typing import cast
 
 import pytest
@@ -10,50 +10,36 @@ from structlog.testing import capture_logs
 
 from spotwise.core.messages.members import Member, MemberKind, MemberState
 from spotwise.core.requests.request import FinishReason
+from spotwise.core.requests.sampling import SamplingParams
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.runtime import warn_of_other_weights
 from tests.fakes.memory import FakeClock, MemoryStore
-from tests.unit.worker.twin_mesh import TwinMesh
+from tests.unit.worker.summing_engine import expected_tokens
+from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
 
 PROMPT = (3, 1, 4, 1, 5)
 
 
-@pytest.fixture
-async def mesh() -> AsyncIterator[TwinMesh]:
-    twin = TwinMesh()
-    await twin.start()
-    yield twin
-
-
-async def test_a_request_that_was_begun_with_other_weights_is_given_back(mesh: TwinMesh) -> None:
-    """The next tokens would belong to another text, so the gateway gets both digests and may try another worker."""
-    async with mesh.worker("w") as worker:
-        worker.host.introduce(model_digest="B")
-        await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest="A")
-        await mesh.serve("w", "r", PROMPT, 5, attempt_id=1)
-        end = await mesh.end_of(1)
+@pytest.mark.parametrize(("begun_with", "is_served"), [("A", False), ("B", True), (None, True)])
+async def test_a_request_that_was_begun_with_other_weights_is_given_back(
+    mesh: TwinMesh, worker: TwinWorker, begun_with: str | None, is_served: bool
+) -> None:
+    """The next tokens would belong to another text, so the gateway gets both digests and may try another worker; a first
+    attempt requires none.
+    """
+    worker.host.introduce(model_digest="B")
+    await mesh.assign("w", "w", "r", PROMPT, 5, attempt_id=1, model_digest=begun_with)
+    end = await mesh.end_of(1)
+    if is_served:
+        assert end.finish_reason is FinishReason.LENGTH
+    else:
         assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
         assert "begun with the weights A, and w has B" in end.error
-        await worker.idle()
-
-
-@pytest.mark.parametrize("digest", [None, "B"])
-async def test_one_that_was_begun_with_the_same_or_with_none_is_served(mesh: TwinMesh, digest: str | None) -> None:
-    """A first attempt requires no digest."""
-    async with mesh.worker("w") as worker:
-        worker.host.introduce(model_digest="B")
-        await mesh.write("r", PROMPT, 5, attempt_id=1, model_digest=digest)
-        await mesh.serve("w", "r", PROMPT, 5, attempt_id=1)
-        assert (await mesh.end_of(1)).finish_reason is FinishReason.LENGTH
-        await worker.idle()
+    await worker.idle()
 
 
 @pytest.mark.parametrize(("served", "warned"), [("A", True), ("B", False), (None, False)])
 async def test_a_worker_that_joins_logs_why_it_will_get_no_work(served: str | None, warned: bool) -> None:
-    """A joining worker with other weights than the scheduler registered logs both; without a registered digest it
-    logs nothing.
-    """
-
     class Joining:
         id = "w"
         store = MemoryStore(FakeClock())
@@ -68,3 +54,34 @@ async def test_a_worker_that_joins_logs_why_it_will_get_no_work(served: str | No
     assert [(entry["event"], entry["weights"], entry["served"]) for entry in logs] == (
         [("other_weights", "B", "A")] if warned else []
     )
+
+
+async def test_a_grammar_that_compiles_for_seconds_delays_its_own_sequence_alone(
+    mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
+) -> None:
+    """Sequences with and without grammars, added before and after it, get all their tokens meanwhile, also from a token worker
+    where it waits; then it gets its own.
+    """
+    compiling = Future[None]()
+    ready = Future[None]()
+    ready.set_result(None)
+    for each in (worker, other):
+        each.engine.compiled = {"slow": compiling, "ready": ready}
+
+    async def ask(number: int, grammar: str, to: str) -> None:
+        sampling = SamplingParams(grammar=grammar)
+        await mesh.assign("w", to, f"r{number}", PROMPT, 9, attempt_id=number, sampling=sampling)
+
+    await ask(1, "ready", "w")
+    await ask(2, "slow", "w")
+    await ask(3, "slow", "o")
+    for number, (grammar, to) in enumerate([("", "w"), ("ready", "w"), ("", "o"), ("ready", "o")], start=4):
+        await ask(number, grammar, to)
+    for number in (1, 4, 5, 6, 7):
+        assert await mesh.tokens(number) == expected_tokens(PROMPT, 9)
+    assert not mesh.deltas(2) and not mesh.deltas(3)
+    compiling.set_result(None)
+    for number in (2, 3):
+        assert await mesh.tokens(number) == expected_tokens(PROMPT, 9)
+    await worker.idle()
+    await other.idle()

@@ -29,10 +29,9 @@ PROMPT = (3, 1, 4, 1, 5, 9)
 
 async def test_a_prompt_is_handed_to_the_token_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
     """The first token comes from the one, the rest from the other, as from one alone; nothing is left in either."""
-    await mesh.write("r", PROMPT, 9, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 9, attempt_id=1)
     end = await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 9)
     assert [delta.token_index for delta in mesh.deltas(1)] == list(range(9))
     assert mesh.senders(1) == ["w"] + ["o"] * 8
     assert end.finish_reason is FinishReason.LENGTH
@@ -50,11 +49,9 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
     prompts = {1: PROMPT * 3, 2: PROMPT * 2, 3: (7, 7), 4: tuple(range(40, 48))}
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         for number, prompt in prompts.items():
-            await mesh.write(f"r{number}", prompt, 5, attempt_id=number)
             await mesh.assign("w", "o", f"r{number}", prompt, 5, attempt_id=number)
         for number, prompt in prompts.items():
-            await mesh.end_of(number)
-            assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5)
+            assert await mesh.tokens(number) == expected_tokens(prompt, 5)
         await worker.idle()
         await other.idle()
         reported: list[m.LedgerEntry] = []
@@ -67,11 +64,9 @@ async def test_a_prompt_leaves_while_it_is_computed(mesh: TwinMesh, limits: Batc
 
 
 async def test_a_prompt_that_is_cancelled_while_it_leaves_is_let_go(mesh: TwinMesh) -> None:
-    """A request cancelled during its iteration has its push cancelled, and both workers hold nothing."""
     mesh.policy = WorkerPolicy(kv_push=ConfiguredPushMode.LAYERWISE)
     async with mesh.worker("w") as worker, mesh.worker("o") as other:
         worker.engine.gate.clear()
-        await mesh.write("r", PROMPT, 5, attempt_id=1)
         await mesh.assign("w", "o", "r", PROMPT, 5, attempt_id=1)
         await until(worker.engine.at_work.is_set)
         await mesh.order("w", m.CancelRequest("r", 1))
@@ -99,35 +94,21 @@ async def test_a_worker_describes_its_engine(worker: TwinWorker, other: TwinWork
     assert other.runtime.description().engine == "uint8 on cuda:0, no attention"
 
 
-async def test_both_phases_on_one_worker(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """A request with both phases on one worker has the expected tokens, without a transfer."""
-    await mesh.write("r", PROMPT, 9, attempt_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 9, attempt_id=1)
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 9)
-    await worker.idle()
-
-
 async def test_a_change_of_home_is_in_the_next_heartbeat(mesh: TwinMesh, worker: TwinWorker) -> None:
     """A new home pool is in the registration, for schedulers that start later, and the worker continues to serve."""
     assert worker.host.member.pool is m.Pool.MIXED
     await mesh.order("w", m.ChangeHomePool("w", m.Pool.PROMPT))
     await until(lambda: worker.host.member.pool is m.Pool.PROMPT)
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 3)
     await worker.idle()
 
 
 async def test_many_at_once_in_both_directions_stay_apart(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """Two workers compute prompts for themselves and for each other at once, and each request has its own tokens."""
     prompts = {number: tuple((number * 7 + k) % 200 for k in range(1 + number % 5)) for number in range(12)}
     routes = [("w", "o"), ("o", "w"), ("w", "w"), ("o", "o")]
-    for number, prompt in prompts.items():
-        await mesh.write(f"r{number}", prompt, 5 + number % 3, attempt_id=number)
     await asyncio.gather(
         *(
             mesh.assign(*routes[number % 4], f"r{number}", prompt, 5 + number % 3, attempt_id=number)
@@ -135,15 +116,12 @@ async def test_many_at_once_in_both_directions_stay_apart(
         )
     )
     for number, prompt in prompts.items():
-        await mesh.end_of(number)
-        assert [delta.token_id for delta in mesh.deltas(number)] == expected_tokens(prompt, 5 + number % 3)
+        assert await mesh.tokens(number) == expected_tokens(prompt, 5 + number % 3)
     await worker.idle()
     await other.idle()
 
 
 async def test_the_ledger_has_each_stage_with_its_worker(mesh: TwinMesh, worker: TwinWorker, other: TwinWorker) -> None:
-    """The ledger has prefill and hand-off by one worker, reception and decode by the other, and the bytes moved."""
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await mesh.end_of(1)
     ledger: list[m.LedgerEntry] = []
@@ -180,8 +158,6 @@ async def test_a_request_without_its_record_fails_and_may_be_tried_again(
 async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
     mesh: TwinMesh, worker: TwinWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An unavailable store fails the request with the store's error, and the next request is served."""
-
     async def away(choice_id: str) -> None:
         raise MeshError("Redis: connection refused")
 
@@ -190,13 +166,11 @@ async def test_a_store_that_is_away_fails_the_request_and_not_the_worker(
         await mesh.reserve("w", "r", 6, 3, attempt_id=1)
         end = await mesh.end_of(1)
     assert (end.error, end.retryable) == ("Redis: connection refused", True)
-    await mesh.write("next", PROMPT, 3, attempt_id=2)
     await mesh.assign("w", "w", "next", PROMPT, 3, attempt_id=2)
     assert (await mesh.end_of(2)).finish_reason is FinishReason.LENGTH
 
 
 async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """A request that the engine refuses fails without retry, since every engine would refuse it."""
     await mesh.write("r", (1, 255), 3, attempt_id=1)
     await mesh.reserve("w", "r", 4, 1, attempt_id=1)
     end = await mesh.end_of(1)
@@ -205,30 +179,23 @@ async def test_what_the_engine_refuses_is_not_tried_again(mesh: TwinMesh, worker
 
 
 async def test_an_iteration_that_fails_once_costs_no_token(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """The iteration runs again, and the tokens are those of an engine that never failed."""
     worker.engine.failures.append(RuntimeError("out of memory"))
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 3)
     await worker.idle()
 
 
 async def test_an_iteration_that_fails_again_gives_its_sequence_back_and_the_worker_continues(
     mesh: TwinMesh, worker: TwinWorker
 ) -> None:
-    """After a second failure the sequence fails with the engine's error and the worker's name; the next request is served."""
     worker.engine.failures += [RuntimeError("out of memory"), RuntimeError("out of memory")]
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
     end = await mesh.end_of(1)
     assert (end.finish_reason, end.retryable, end.suspects) == (FinishReason.ERROR, True, ("w",))
     assert "RuntimeError: out of memory" in end.error
     await worker.idle()
-    await mesh.write("next", PROMPT, 3, attempt_id=2)
     await mesh.assign("w", "w", "next", PROMPT, 3, attempt_id=2)
-    await mesh.end_of(2)
-    assert [delta.token_id for delta in mesh.deltas(2)] == expected_tokens(PROMPT, 3)
+    assert await mesh.tokens(2) == expected_tokens(PROMPT, 3)
 
 
 async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
@@ -236,12 +203,11 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 ) -> None:
     """The gateway has the first token and gets a retryable error; the prompt worker keeps nothing."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await other.transport.close()
     worker.engine.gate.set()
     end = await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == [*expected_tokens(PROMPT, 1), None]
+    assert await mesh.tokens(1) == [*expected_tokens(PROMPT, 1), None]
     assert (end.token_index, end.finish_reason, end.retryable) == (1, FinishReason.ERROR, True)
     assert "the KV hand-off failed" in end.error
     assert end.suspects == ("w", "o")
@@ -252,9 +218,7 @@ async def test_a_hand_off_to_a_worker_that_is_gone_may_be_tried_again(
 async def test_a_cancelled_request_is_dropped_wherever_it_is(
     mesh: TwinMesh, worker: TwinWorker, other: TwinWorker
 ) -> None:
-    """A request cancelled during its prefill is dropped on both workers, which send nothing."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.assign("w", "o", "r", PROMPT, 3, attempt_id=1)
     await until(lambda: worker.runtime.role.load().running)
     for worker_id in ("w", "o"):
@@ -265,27 +229,13 @@ async def test_a_cancelled_request_is_dropped_wherever_it_is(
     assert mesh.deltas(1) == []
 
 
-async def test_a_lease_that_is_not_renewed_ends(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """The blocks are free again and the gateway may try again."""
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
-    await mesh.reserve("w", "r", 6, 3, attempt_id=1)
-    await mesh.message_of(m.KvReserved, "r")
-    mesh.clock.advance(60.0)  # far beyond the lease: it is extended by what a busy machine takes from this process
-    end = await mesh.end_of(1)
-    assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
-    await worker.idle()
-
-
 async def test_a_deadline_is_judged_by_a_clock_that_was_set_right(mesh: TwinMesh, worker: TwinWorker) -> None:
     """It was an hour ahead when the worker began, and would have every deadline be over; what is over is logged and counted."""
     mesh.clock.ahead_s = -3600.0
-    await mesh.write("r", PROMPT, 3, attempt_id=1, deadline_unix_s=mesh.clock.wall() + 60.0)
-    await mesh.serve("w", "r", PROMPT, 3, attempt_id=1)
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 3)
+    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1, deadline_unix_s=mesh.clock.wall() + 60.0)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 3)
     with capture_logs() as logs:
-        await mesh.write("late", PROMPT, 3, attempt_id=2, deadline_unix_s=mesh.clock.wall())
-        await mesh.serve("w", "late", PROMPT, 3, attempt_id=2)
+        await mesh.assign("w", "w", "late", PROMPT, 3, attempt_id=2, deadline_unix_s=mesh.clock.wall())
         await until(lambda: any(each["event"] == "deadline_passed" for each in logs))
     assert worker.host.metrics.registry.get_sample_value("spotwise_deadlines_passed_total") == 1
     await worker.idle()
@@ -302,8 +252,7 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     large, small = SamplingParams(prompt_logprobs=100), SamplingParams(prompt_logprobs=20)
     requests = {"a": (1, 40, SamplingParams()), "b": (2, 8, large), "c": (3, 8, small), "d": (4, 8, SamplingParams())}
     for choice_id, (attempt_id, count, sampling) in requests.items():
-        await mesh.write(choice_id, PROMPT, count, attempt_id, sampling=sampling)
-        await mesh.serve("w", choice_id, PROMPT, count, attempt_id)
+        await mesh.assign("w", "w", choice_id, PROMPT, count, attempt_id, sampling=sampling)
         await until(worker.engine.at_work.is_set)
     worker.engine.gate.set()
     end = await mesh.end_of(2)
@@ -311,8 +260,7 @@ async def test_scores_too_large_to_send_end_their_stream_only(mesh: TwinMesh, wo
     assert end.error.startswith(TOO_LARGE)
     assert "2000 bytes" in end.error
     for attempt_id, count in ((1, 40), (3, 8), (4, 8)):
-        await mesh.end_of(attempt_id)
-        assert [delta.token_id for delta in mesh.deltas(attempt_id)] == expected_tokens(PROMPT, count)
+        assert await mesh.tokens(attempt_id) == expected_tokens(PROMPT, count)
     assert [len(delta.prompt_logprobs or ()) for delta in mesh.deltas(3)] == [
         len(PROMPT)
     ] * 8  # this engine repeats them
@@ -341,8 +289,7 @@ async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mes
     async with mesh.worker("w") as worker:
         await until(lambda: m.MemberState.READY in mesh.states("w"))
         before = len(mesh.beats("w"))
-        await mesh.write("r", PROMPT, 40, attempt_id=1)
-        await mesh.serve("w", "r", PROMPT, 40, attempt_id=1)
+        await mesh.assign("w", "w", "r", PROMPT, 40, attempt_id=1)
         await until(lambda: len(mesh.beats("w")) > before)
         await mesh.end_of(1)
         await worker.idle()
@@ -355,22 +302,18 @@ async def test_a_worker_that_has_computed_prompts_reports_it_before_its_turn(mes
 
 
 async def drain(mesh: TwinMesh, worker_id: str, in_s: float) -> None:
-    """Raise a notice."""
     await mesh.bus.publish(subjects.NOTICES, encode(m.Drain(worker_id, mesh.clock.now() + in_s, "test")))
 
 
 async def test_a_drained_worker_finishes_what_runs_and_leaves(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """The worker reports DRAINING, refuses new work, and stops serving once nothing is left."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 4, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)
     await drain(mesh, "w", in_s=60.0)
     await until(lambda: m.MemberState.DRAINING in mesh.states("w"))
     await mesh.reserve("w", "late", 4, 1, attempt_id=2)
     assert (await mesh.message_of(m.KvRefused, "late")).reason == "draining"
     worker.engine.gate.set()
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 4)
     assert worker.served is not None
     assert not worker.served.done()  # news of the drain may still be on its way
     mesh.clock.advance(1.0)
@@ -381,15 +324,13 @@ async def test_a_stop_signal_drains_a_worker_that_has_time_for_it(mesh: TwinMesh
     """Its heartbeats say until when it stays; what runs gets every token, and then it stops."""
     worker.runtime.drain_on_stop(20.0)
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 4, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 4, attempt_id=1)
     await until(worker.engine.at_work.is_set)
     worker.host.leave()
     await until(lambda: mesh.beats("w")[-1].state is m.MemberState.DRAINING)
     assert mesh.beats("w")[-1].leaves_at_s == mesh.clock.now() + 20.0
     worker.engine.gate.set()
-    await mesh.end_of(1)
-    assert [delta.token_id for delta in mesh.deltas(1)] == expected_tokens(PROMPT, 4)
+    assert await mesh.tokens(1) == expected_tokens(PROMPT, 4)
     mesh.clock.advance(1.0)
     assert worker.served is not None
     await until(worker.served.done)
@@ -398,7 +339,6 @@ async def test_a_stop_signal_drains_a_worker_that_has_time_for_it(mesh: TwinMesh
 async def test_its_goodbye_comes_some_time_after_its_last_tokens(mesh: TwinMesh, worker: TwinWorker) -> None:
     """A gateway hears the two on different subscriptions, and would take what it has not read yet for lost."""
     worker.engine.gate.clear()
-    await mesh.write("r", PROMPT, 2, attempt_id=1)
     await mesh.assign("w", "w", "r", PROMPT, 2, attempt_id=1)
     await until(worker.engine.at_work.is_set)
     await drain(mesh, "w", in_s=60.0)
@@ -425,7 +365,6 @@ async def test_without_such_time_a_stop_signal_ends_it_at_once(mesh: TwinMesh, w
 
 
 async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: TwinWorker) -> None:
-    """Requests are given back for another worker, and the worker does not wait for them."""
     await mesh.write("r", PROMPT, 3, attempt_id=1)
     await mesh.reserve("w", "r", 6, 3, attempt_id=1)
     await mesh.message_of(m.KvReserved, "r")
@@ -437,11 +376,3 @@ async def test_what_runs_at_the_deadline_is_given_back(mesh: TwinMesh, worker: T
     assert worker.served is not None
     await until(worker.served.done)
     assert worker.runtime.role.load().kv_blocks_free == BLOCKS
-
-
-async def test_a_notice_about_another_worker_is_none_of_its_business(mesh: TwinMesh, worker: TwinWorker) -> None:
-    await drain(mesh, "o", in_s=0.0)
-    await mesh.write("r", PROMPT, 3, attempt_id=1)
-    await mesh.assign("w", "w", "r", PROMPT, 3, attempt_id=1)
-    assert (await mesh.end_of(1)).finish_reason is FinishReason.LENGTH
-    assert worker.runtime.role.state is m.MemberState.READY

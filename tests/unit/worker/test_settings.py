@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,30 +21,26 @@ from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    (tmp_path / "config.json").write_text("{}")
-    return tmp_path
-
-
-#: No setting lets a prompt exceed `max_prompt_tokens`.
-CUT = BatchLimits(cuts_prompts=True)
-
-
-def test_without_settings_a_worker_has_the_default_policy(model_dir: Path) -> None:
-    """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them.
-
-    Hand-offs leave in the cheaper way.
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, WorkerPolicy(BatchLimits(), max_stall_s=0.06)),
+        ({"max_stall_ms": 0}, WorkerPolicy(BatchLimits())),
+        ({"decodes_pause": True, "max_stall_ms": 0}, WorkerPolicy(BatchLimits(decodes_pause=True))),
+    ],
+    ids=["none", "no bound of a stall", "decodes pause"],
+)
+def test_without_settings_a_worker_has_the_default_policy(
+    model_dir: Path, settings: dict[str, Any], expected: WorkerPolicy
+) -> None:
+    """Iteration-level batches, blocks on demand, prefixes reused; prompts are chunked for the decodes beside them, unless
+    `max_stall_ms` is 0. No setting lets a prompt exceed `max_prompt_tokens`. Hand-offs leave in the cheaper way.
     """
-    assert WorkerSettings(model_dir=model_dir).worker_policy() == WorkerPolicy(
-        CUT, max_stall_s=0.06, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
-    )
-
-
-def test_no_bound_of_a_stall_is_written_as_zero(model_dir: Path) -> None:
-    """A `max_stall_ms` of 0 means no bound, so that only `max_prompt_tokens` cuts prompts."""
-    assert WorkerSettings(model_dir=model_dir, max_stall_ms=0).worker_policy() == WorkerPolicy(
-        CUT, kv_push=ConfiguredPushMode.AUTO, confirm_every_s=CONFIRM_EVERY_S
+    assert WorkerSettings(model_dir=model_dir, **settings).worker_policy() == replace(
+        expected,
+        limits=replace(expected.limits, cuts_prompts=True),
+        kv_push=ConfiguredPushMode.AUTO,
+        confirm_every_s=CONFIRM_EVERY_S,
     )
 
 
@@ -59,7 +56,6 @@ def test_workers_of_several_processes_serve_no_adapters(model_dir: Path, group: 
 
 
 def test_every_policy_can_be_set(model_dir: Path) -> None:
-    """Every policy has a setting of its own, in the form that an environment variable has."""
     settings = WorkerSettings(
         model_dir=model_dir,
         max_num_seqs=8,
@@ -92,12 +88,6 @@ def test_every_policy_can_be_set(model_dir: Path) -> None:
     assert settings.worker_policy() == expected
 
 
-def test_decodes_pause_where_configured(model_dir: Path) -> None:
-    """Decodes pause for prompts where the settings say so, and without a bound on their delay."""
-    settings = WorkerSettings(model_dir=model_dir, decodes_pause=True, max_stall_ms=0)
-    assert settings.worker_policy().limits == BatchLimits(decodes_pause=True, cuts_prompts=True)
-
-
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -121,7 +111,6 @@ def test_settings_that_contradict_one_another_end_the_start(
 
 
 def test_queues_charge_by_a_profile_and_swap_before_they_must(model_dir: Path) -> None:
-    """MLFQ charges by the profile and swaps proactively, and each choice has a setting of its own."""
     cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
     plain = WorkerSettings(model_dir=model_dir, policy="mlfq")  # type: ignore[arg-type]
     policy = plain.worker_policy(cost=cost)

@@ -53,8 +53,6 @@ class TwinMesh:
         self._assignments = 0
 
     async def start(self) -> None:
-        """Listen as gateway, as scheduler and to heartbeats."""
-
         async def on_message(raw: BusMessage) -> None:
             self.received.append(decode(raw.payload))
 
@@ -63,14 +61,12 @@ class TwinMesh:
 
     @asynccontextmanager
     async def worker(self, worker_id: str) -> AsyncIterator[TwinWorker]:
-        """A worker that serves for the length of a block."""
         async with AsyncExitStack() as stack:
             worker = TwinWorker(self, worker_id)
             await worker.start(stack)
             yield worker
 
     async def order(self, worker_id: str, order: m.Message) -> None:
-        """Put a scheduler's order into a worker's inbox."""
         await self.bus.publish(subjects.inbox_from(MeshRole.SCHEDULER, worker_id), encode(order))
 
     async def message_of(self, kind: type[MessageT], choice_id: str) -> MessageT:
@@ -86,41 +82,17 @@ class TwinMesh:
         return cast(MessageT, found[-1])
 
     async def write(self, choice_id: str, prompt: tuple[int, ...], count: int, attempt_id: int, **fields: Any) -> None:
-        """Write a request's record."""
         stop = StopCriteria(max_new_tokens=count)
         sampling = fields.pop("sampling", SamplingParams())
         record = RequestRecord(choice_id, 1, "gateway", attempt_id, "sums", prompt, (), sampling, stop, 0.0, **fields)
         await self.store.put_record(record)
 
     async def reserve(self, worker_id: str, choice_id: str, prompt_tokens: int, new: int, attempt_id: int) -> None:
-        """Order a reservation."""
         self._assignments += 1
         stream = m.StreamRef("gateway", attempt_id)
         tokens = prompt_tokens + new
         order = m.ReserveKv(choice_id, 1, stream, "scheduler", self._assignments, tokens, new, LEASE_S)
         await self.order(worker_id, order)
-
-    async def prefill(
-        self,
-        prompt_worker: str,
-        choice_id: str,
-        prompt: tuple[int, ...],
-        count: int,
-        attempt_id: int,
-        target: KvTarget,
-    ) -> None:
-        """Order the prefill of a request into its reservation, or to be served where it is computed."""
-        self._assignments += 1
-        stream = m.StreamRef("gateway", attempt_id)
-        order = m.StartPrefill(
-            choice_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
-        )
-        await self.order(prompt_worker, order)
-
-    async def serve(self, worker_id: str, choice_id: str, prompt: tuple[int, ...], count: int, attempt_id: int) -> None:
-        """Order both phases of a request from one worker."""
-        here = KvTarget(worker_id, 1, "", ())
-        await self.prefill(worker_id, choice_id, prompt, count, attempt_id, here)
 
     async def assign(
         self,
@@ -130,37 +102,42 @@ class TwinMesh:
         prompt: tuple[int, ...],
         count: int,
         attempt_id: int,
+        **fields: Any,
     ) -> None:
-        """Do for a request what a scheduler does; the request's record may be written already."""
-        if prompt_worker == token_worker:
-            await self.serve(token_worker, choice_id, prompt, count, attempt_id)
-            return
-        await self.reserve(token_worker, choice_id, len(prompt), count, attempt_id)
-        target = (await self.message_of(m.KvReserved, choice_id)).target
-        await self.prefill(prompt_worker, choice_id, prompt, count, attempt_id, target)
+        """Write a request's record, and do for it what a scheduler does."""
+        await self.write(choice_id, prompt, count, attempt_id, **fields)
+        target = KvTarget(prompt_worker, 1, "", ())
+        if prompt_worker != token_worker:
+            await self.reserve(token_worker, choice_id, len(prompt), count, attempt_id)
+            target = (await self.message_of(m.KvReserved, choice_id)).target
+        self._assignments += 1
+        stream = m.StreamRef("gateway", attempt_id)
+        order = m.StartPrefill(
+            choice_id, 1, stream, "scheduler", self._assignments, len(prompt), target, LEASE_S, count
+        )
+        await self.order(prompt_worker, order)
 
     def states(self, worker_id: str) -> set[m.MemberState]:
-        """The states in a worker's heartbeats so far."""
         return {beat.state for beat in self.beats(worker_id)}
 
     def beats(self, worker_id: str) -> list[m.Member]:
-        """A worker's heartbeats so far."""
         return [each for each in self.received if isinstance(each, m.Member) and each.id == worker_id]
 
     def deltas(self, attempt_id: int) -> list[m.TokenDelta]:
-        """The gateway's received messages of a stream, in order."""
         batches = [each for each in self.received if isinstance(each, m.TokenBatch)]
         return [delta for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
     def senders(self, attempt_id: int) -> list[str]:
-        """Return the sender of each delta of a stream."""
         batches = [each for each in self.received if isinstance(each, m.TokenBatch)]
         return [batch.worker_id for batch in batches for delta in batch.deltas if delta.attempt_id == attempt_id]
 
     async def end_of(self, attempt_id: int) -> m.TokenDelta:
-        """Wait for a stream's last delta."""
         await until(lambda: [each for each in self.deltas(attempt_id) if each.finish_reason])
         return self.deltas(attempt_id)[-1]
+
+    async def tokens(self, attempt_id: int) -> list[int | None]:
+        await self.end_of(attempt_id)
+        return [delta.token_id for delta in self.deltas(attempt_id)]
 
 
 class TwinWorker:
@@ -173,7 +150,6 @@ class TwinWorker:
         self._mesh = mesh
 
     async def start(self, stack: AsyncExitStack) -> None:
-        """Join, as `serve_worker` does."""
         mesh = self._mesh
         settings = ServiceSettings(service_id=self.id, heartbeat_s=mesh.heartbeat_s)
         kind = m.MemberKind.TOKEN_WORKER
@@ -204,7 +180,6 @@ class TwinWorker:
         stack.push_async_callback(self.stop)
 
     async def stop(self) -> None:
-        """Let it leave."""
         self.engine.gate.set()
         self.host.stop()
         assert self.served is not None

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +17,6 @@ from spotwise.simulator.compiled.modules import compiled_folder, compiled_module
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty folder for what is compiled."""
     for module in (build, modules):
         monkeypatch.setattr(module, "folders", lambda: (tmp_path / "beside", tmp_path / "cache"))
     return tmp_path / "beside"
@@ -49,24 +50,21 @@ def test_a_process_that_has_the_sources_keeps_them(monkeypatch: pytest.MonkeyPat
     assert not is_compiled()
 
 
-def test_without_a_compiler_it_says_what_to_install(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("place", "name", "value", "remedy"),
+    [
+        (shutil, "which", lambda *_, **__: None, "apt-get install gcc"),
+        (build, "_headers", lambda: Path("/no/headers"), "apt-get install python3-dev"),
+        (build, "find_spec", lambda _: None, r"spotwise\[compiled\]"),
+    ],
+    ids=["compiler", "headers", "mypyc"],
+)
+def test_it_says_how_to_install_what_is_missing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, place: Any, name: str, value: Any, remedy: str
 ) -> None:
     monkeypatch.delenv("CC", raising=False)
-    monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(CannotCompileError, match="apt-get install gcc"):
-        ensure_compiled()
-
-
-def test_without_headers_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "_headers", lambda: tmp_path)
-    with pytest.raises(CannotCompileError, match="apt-get install python3-dev"):
-        ensure_compiled()
-
-
-def test_without_mypyc_it_says_what_to_install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "find_spec", lambda name: None)
-    with pytest.raises(CannotCompileError, match=r"spotwise\[compiled\]"):
+    monkeypatch.setattr(place, name, value)
+    with pytest.raises(CannotCompileError, match=remedy):
         ensure_compiled()
 
 

@@ -1,23 +1,79 @@
-"""What iterations cost, found again in a profile."""
+"""What iterations cost, found again in a profile, and as the published simulator has them."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spotwise.core.costs.cost_model import BatchShape, pairs
-from spotwise.simulator.costs.hardware import BLOOM_176B
-from spotwise.simulator.costs.machine_costs import H100, H100_CAPPED, PEAKS, costs_from
-from spotwise.simulator.costs.profile_fit import Peaks, ProfileError, fit_honest, measured, read_profile
-from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats, predicted
-from tests.unit.simulator.costs.profile_rows import HEADER, lines, row, write
+from spotwise.simulator.costs.hardware import BLOOM_176B, LLAMA2_70B, LanguageModel
+from spotwise.simulator.costs.machine_costs import (
+    A100,
+    H100,
+    H100_CAPPED,
+    PEAKS,
+    DecodeModel,
+    costs_from,
+    published_built_in_costs,
+    published_costs_from,
+)
+from spotwise.simulator.costs.profile_fit import Peaks, ProfileError, ProfileRow, fit_honest, measured, read_profile
+from spotwise.simulator.costs.published_costs import (
+    InterpolatedTable,
+    PublishedIterationCost,
+    fit_published,
+    fit_published_by_batch,
+)
+
+HEADER = (
+    "model,hardware,prompt_size,batch_size,token_size,peak_power,average_power,prompt_time,token_time,e2e_time,"
+    "tensor_parallel\n"
+)
+
+
+def row(
+    prompt_size: int,
+    batch_size: int,
+    prompt_s: float,
+    token_s: float,
+    *,
+    token_size: int = 128,
+    hardware: str = "a100-80gb",
+    tensor_parallel: int = 8,
+) -> ProfileRow:
+    return ProfileRow("bloom-176b", hardware, tensor_parallel, prompt_size, batch_size, token_size, prompt_s, token_s)
+
+
+def lines(
+    prompt_s: Callable[[int, int], float], token_s: Callable[[int, int], float], hardware: str = "a100-80gb"
+) -> list[ProfileRow]:
+    """Measure a law as the published profile was: single prompts of 128 to 8,192 tokens, and 1 to 64 of 512."""
+    sizes = [(2**power, 1) for power in range(7, 14)] + [(512, 2**power) for power in range(1, 7)]
+    return [
+        row(prompt, batch, prompt_s(prompt, batch), token_s(batch, batch * (prompt + 64)), hardware=hardware)
+        for prompt, batch in sizes
+        for _ in range(5)
+    ]
+
+
+def write(rows: list[ProfileRow], path: Path) -> Path:
+    text = "".join(
+        f"{r.model},{r.hardware},{r.prompt_size},{r.batch_size},{r.token_size},0,0,"
+        f"{1000 * r.prompt_s!r},{1000 * r.token_s!r},0,{r.tensor_parallel}\n"
+        for r in rows
+    )
+    path.write_text(HEADER + text)
+    return path
+
 
 GOOD = "llama2-70b,a100-80gb,512,4,128,0.9,0.73,196.25,54.75,7168.9,2\n"
 
 
 def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
-    """Durations of a profile are read from milliseconds into seconds."""
     path = tmp_path / "profile.csv"
     path.write_text(HEADER + GOOD)
     (read,) = read_profile(path)
@@ -27,7 +83,6 @@ def test_rows_are_read_in_seconds(tmp_path: Path) -> None:
 
 
 def test_rows_that_mislead_are_left_out_and_counted() -> None:
-    """Misleading rows are left out and counted by reason; the others keep their order."""
     good = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
     bad = [
         row(512, 1, 0.13, 0.04, hardware="h100-80gb-pcap"),
@@ -41,12 +96,6 @@ def test_rows_that_mislead_are_left_out_and_counted() -> None:
     assert sorted(left_out.values()) == [1, 2, 2]
 
 
-def test_what_was_written_is_read_again(tmp_path: Path) -> None:
-    """`write` and `read_profile` are inverses, which the other tests rely on."""
-    rows = [row(512, 1, 0.1, 0.04), row(512, 64, 9.0, 0.1)]
-    assert read_profile(write(rows, tmp_path / "profile.csv")) == rows
-
-
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -57,7 +106,6 @@ def test_what_was_written_is_read_again(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_line_is_named(tmp_path: Path, text: str, why: str) -> None:
-    """The error has the line's number and what is wrong."""
     path = tmp_path / "profile.csv"
     path.write_text(text)
     with pytest.raises(ProfileError, match=why):
@@ -86,7 +134,6 @@ ROWS = lines(prompt_s, token_s)
 
 
 def test_the_law_behind_a_profile_is_found() -> None:
-    """The fit finds the costs of pairs and context, and the tables without them."""
     cost = fit_honest(ROWS, BLOOM_176B, FAST)
     assert cost.prompt_context_s == pytest.approx(PAIR_S)
     assert cost.decode_context_s == pytest.approx(CONTEXT_S)
@@ -128,32 +175,102 @@ def test_a_capped_machine_has_slower_prompts(tmp_path: Path) -> None:
 
 
 def test_a_profile_without_the_model_is_refused(tmp_path: Path) -> None:
-    """The error has the model and hardware without rows."""
     path = write(lines(prompt_s, token_s), tmp_path / "profile.csv")
     with pytest.raises(ProfileError, match="no rows of bloom-176b on 8 h100-80gb"):
         costs_from(path, BLOOM_176B)
 
 
+LINEAR_ROWS = lines(lambda prompt, batch: 0.05 + 2e-4 * prompt * batch, token_s)
+
+
+def test_a_table_falls_where_measurements_fall() -> None:
+    """Medians are kept as they are, and the line of the first two goes on below them, that of the last two above."""
+    rows = [row(128, 1, seconds, 0.03) for seconds in (0.06, 0.05, 9.0)] + [
+        row(256, 1, 0.05, 0.02),
+        row(512, 1, 0.07, 0.04),
+    ]
+    cost = fit_published(rows)
+    assert cost.prompt.seconds == pytest.approx((0.06, 0.05, 0.07))
+    assert [cost.prompt(tokens) for tokens in (0, 192, 768)] == pytest.approx([0.07, 0.055, 0.09])
+    assert cost.decode(1) == pytest.approx(0.03 + 0.01 * 127 / 128)
+
+
+def test_decodes_read_the_table_of_tokens_at_their_number() -> None:
+    """Decodes take about as long as behind the shortest prompt, in any batch."""
+    cost = fit_published(LINEAR_ROWS)
+    alone, crowd = (cost.iteration_s(BatchShape(decodes=count, decode_context=900 * count)) for count in (1, 64))
+    assert crowd == pytest.approx(alone, rel=0.01)
+    assert crowd < 0.75 * token_s(64, 64 * 576)
+
+
+def test_both_phases_in_one_iteration_take_a_tenth_longer() -> None:
+    """Prompts and decodes take 1.1 times the prompt time of all tokens; prompts alone their own, nothing no time."""
+    cost = fit_published(LINEAR_ROWS)
+    assert cost.iteration_s(BatchShape(1000, pairs(0, 1000), 24, 24_000)) == pytest.approx(1.1 * cost.prompt(1024))
+    assert cost.iteration_s(BatchShape(1000, pairs(0, 1000))) == cost.prompt(1000)
+    assert cost.iteration_s(BatchShape()) == 0.0
+
+
+def test_one_change_times_decodes_by_requests() -> None:
+    """Decodes are timed by requests, as measured behind prompts of 512 tokens; prompts stay as published."""
+    cost = fit_published_by_batch(LINEAR_ROWS)
+    assert cost.iteration_s(BatchShape(decodes=64, decode_context=1)) == pytest.approx(token_s(64, 64 * 576))
+    assert cost.prompt == fit_published(LINEAR_ROWS).prompt
+
+
+@pytest.mark.parametrize("decode_model", [DecodeModel.PUBLISHED, DecodeModel.BY_BATCH])
+def test_a_capped_machine_has_slower_prompts_there_too(tmp_path: Path, decode_model: DecodeModel) -> None:
+    path = write(
+        [each for gpu in (A100, H100) for each in lines(lambda p, b: 1e-4 * p * b, token_s, gpu)],
+        tmp_path / "p.csv",
+    )
+    costs = published_costs_from(path, BLOOM_176B, decode_model)
+    assert costs[H100_CAPPED].prompt(3000) == pytest.approx(1.3 * costs[H100].prompt(3000))
+    assert costs[H100_CAPPED].decode == costs[H100].decode
+
+
 def test_too_few_measurements_are_refused() -> None:
-    """A fit needs two sizes, since a line needs two points."""
+    """Of a fit as of a table."""
     with pytest.raises(ProfileError, match="two sizes at least"):
         fit_honest([row(512, 1, 0.1, 0.04), row(512, 2, 0.1, 0.04)], BLOOM_176B, FAST)
+    with pytest.raises(ProfileError, match="two sizes at least"):
+        fit_published([row(512, 1, 0.1, 0.04)])
 
 
-def test_errors_are_those_of_rows_that_a_fit_has_not_seen() -> None:
-    """None where rows follow the law; a row that does not is seen as long as it is left out."""
-
-    def fit(rows: object) -> object:
-        return fit_honest(rows, BLOOM_176B, FAST)  # type: ignore[arg-type]
-
-    assert error_on_repeats(ROWS, fit).prompt == pytest.approx(0.0, abs=1e-6)  # type: ignore[arg-type]
-    assert error_on_repeats(ROWS, fit).decode == pytest.approx(0.0, abs=1e-6)  # type: ignore[arg-type]
-    between = error_between_points(ROWS, fit)  # type: ignore[arg-type]
-    assert between.prompt < 1.0
-    assert between.decode < 1.0
+@pytest.mark.parametrize("model", [BLOOM_176B, LLAMA2_70B])
+def test_costs_that_come_along_are_positive(model: LanguageModel) -> None:
+    for decode_model in (DecodeModel.PUBLISHED, DecodeModel.BY_BATCH):
+        for cost in published_built_in_costs(model, decode_model).values():
+            assert min(table(tokens) for table in (cost.prompt, cost.decode) for tokens in (1, 60, 512, 100_000)) > 0.02
 
 
-def test_what_a_fit_predicts_of_a_row_is_its_batch() -> None:
-    cost = fit_honest(ROWS, BLOOM_176B, FAST)
-    own = row(512, 8, 0.0001, 0.0001)
-    assert predicted(cost, own) == pytest.approx((prompt_s(512, 8), token_s(8, 8 * 576)))
+def test_llamas_small_prompts_take_longer_on_an_h100() -> None:
+    prompt = published_built_in_costs(LLAMA2_70B, DecodeModel.PUBLISHED)[H100].prompt
+    assert prompt(64) > prompt(128) > prompt(256) < prompt(512)
+
+
+@pytest.mark.parametrize(
+    ("at", "seconds"),
+    [((1,), (1.0,)), ((1, 2), (1.0,)), ((2, 1), (1.0, 2.0)), ((1, 1), (1.0, 2.0)), ((1, 2), (0.0, 1.0))],
+)
+def test_a_table_without_an_order_is_refused(at: tuple[float, ...], seconds: tuple[float, ...]) -> None:
+    with pytest.raises(ValueError, match="a table"):
+        InterpolatedTable(at, seconds)
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(1, 10_000), st.floats(0.01, 10)), min_size=2, max_size=9, unique_by=lambda point: point[0]
+    ),
+    st.integers(0, 8),
+    st.floats(0, 1),
+)
+def test_between_two_measurements_a_table_is_their_line(
+    points: list[tuple[int, float]], place: int, share: float
+) -> None:
+    points = sorted(points)
+    table = InterpolatedTable(tuple(map(float, dict(points))), tuple(dict(points).values()))
+    (x0, y0), (x1, y1) = points[place % (len(points) - 1) :][:2]
+    assert table(x0 + share * (x1 - x0)) == pytest.approx(y0 + share * (y1 - y0))
+    cost = PublishedIterationCost(table, table)
+    assert min(cost.iteration_s(BatchShape(tokens, 0.0, 1)) for tokens in (1, 20_000)) >= 0.0

@@ -23,10 +23,8 @@ SLOW = replace(
 
 
 def cluster(*groups: tuple[OwnMachine, int, Pool]) -> Cluster:
-    """Return a cluster of these machines."""
     return Cluster("own", tuple(MachineGroup(*group) for group in groups))
 
 
 def scenario(*groups: tuple[OwnMachine, int, Pool]) -> ClusterScenario:
-    """Return them without objectives or policies of their own."""
     return ClusterScenario(cluster(*groups))

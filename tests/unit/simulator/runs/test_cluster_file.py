@@ -1,4 +1,4 @@
-"""Cluster files: what they say, and what is wrong with one."""
+"""The paper's clusters, and cluster files: what they say, and what is wrong with one."""
 
 from __future__ import annotations
 
@@ -17,7 +17,18 @@ from spotwise.simulator.costs.hardware import LLAMA2_70B
 from spotwise.simulator.loads.workload import PriorityShare
 from spotwise.simulator.runs.cluster_file import ClusterFileError, read_cluster
 from spotwise.simulator.runs.cluster_scenario import paper_machine
-from spotwise.simulator.runs.clusters import DGX_H100
+from spotwise.simulator.runs.clusters import (
+    BASELINE_A100,
+    BASELINE_H100,
+    DESIGNS,
+    DGX_H100,
+    PAPER_SPLITS,
+    SPLITWISE_AA,
+    SPLITWISE_HA,
+    SPLITWISE_HHCAP,
+    Design,
+    Split,
+)
 from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
 from spotwise.simulator.runs.own_machines import OwnMachine
 from spotwise.simulator.runs.serving_policy import USUAL_POLICY, ServingPolicy
@@ -215,3 +226,46 @@ def test_what_is_wrong_with_a_file_is_named(folder: Path, text: str, message: st
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ClusterFileError, match=r"absent\.toml cannot be read"):
         read_cluster(tmp_path / "absent.toml")
+
+
+class TestDesigns:
+    """The machines of a design."""
+
+    def test_a_split_cluster_has_both_pools(self) -> None:
+        cluster = SPLITWISE_HA.cluster(Split(2, 1))
+        assert [(group.kind.name, group.count, group.pool) for group in cluster.groups] == [
+            ("dgx-h100", 2, Pool.PROMPT),
+            ("dgx-a100", 1, Pool.TOKEN),
+        ]
+        assert (cluster.label, cluster.split, cluster.group_names) == (
+            "Splitwise-HA (2, 1)",
+            Split(2, 1),
+            ["prompt", "token"],
+        )
+
+    def test_a_baseline_is_all_mixed(self) -> None:
+        (group,) = BASELINE_A100.cluster(Split(3)).groups
+        assert (group.count, group.pool) == (3, Pool.MIXED)
+
+    @pytest.mark.parametrize(("design", "split"), [(BASELINE_A100, Split(1, 1)), (SPLITWISE_AA, Split(2))])
+    def test_a_split_that_is_not_the_designs_is_refused(self, design: Design, split: Split) -> None:
+        with pytest.raises(ValueError, match="cannot be split"):
+            design.cluster(split)
+
+    def test_every_split_of_the_paper_is_one_of_its_design(self) -> None:
+        for splits in PAPER_SPLITS.values():
+            for name, split in splits.items():
+                assert DESIGNS[name].cluster(split).split == split
+
+    @pytest.mark.parametrize(
+        ("budget", "workload"), [("iso-power", "conv"), ("iso-power", "code"), ("iso-cost", "conv")]
+    )
+    def test_iso_clusters_draw_or_cost_about_the_same(self, budget: str, workload: str) -> None:
+        """Each published split is within 3% of the power or the cost of 40 H100 machines, the paper's budget."""
+        of = Design.power if budget == "iso-power" else Design.price_per_hour
+        for name, split in PAPER_SPLITS[budget, workload].items():  # type: ignore[index]
+            assert of(DESIGNS[name], split) == pytest.approx(of(BASELINE_H100, Split(40)), rel=0.03)
+
+    def test_a_capped_machine_costs_as_much_and_draws_less(self) -> None:
+        assert SPLITWISE_HHCAP.price_per_hour(Split(1, 1)) == BASELINE_H100.price_per_hour(Split(2))
+        assert SPLITWISE_HHCAP.power(Split(1, 1)) == pytest.approx((44 + 30.8) / 24.8)

@@ -11,18 +11,19 @@ from spotwise.core.costs.cost_profile import at_speed
 from spotwise.simulator.costs.machine_costs import DecodeModel
 from spotwise.simulator.loads.workload import ClusterWorkload
 from spotwise.simulator.runs.case import Case
-from spotwise.simulator.runs.clusters import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, SPLITWISE_HH, Split
+from spotwise.simulator.runs.clusters import BASELINE_A100, BASELINE_H100, SPLITWISE_HA, Split
 from spotwise.simulator.runs.experiment import simulate
-from spotwise.simulator.runs.machine_changes import MachineChange, MachineChangeKind
+from spotwise.simulator.runs.run_summary import is_steady
 from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import SPLITWISE_SLOS, LatencyBound, Objectives
+from spotwise.simulator.searches.search import Limit
+from tests.unit.simulator.runs.summaries import case, summary
 
 CODE = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 2.0, 10.0)
 
 
 @pytest.mark.parametrize("decode_model", DecodeModel)
 def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
-    """Every request is answered, and the run has all latency figures, with each decode model."""
     case = replace(CODE, decode_model=decode_model)
     requested = len(list(case.workload.arrivals(case.rate, case.seconds, case.seed)))
     run = simulate(case)
@@ -35,13 +36,11 @@ def test_a_run_answers_every_request(decode_model: DecodeModel) -> None:
 
 
 def test_the_same_case_gives_the_same_summary() -> None:
-    """Two simulations of one case have equal summaries; another seed has another one."""
     assert simulate(CODE) == simulate(CODE)
     assert simulate(CODE) != simulate(replace(CODE, seed=1))
 
 
 def test_pools_are_those_of_the_design() -> None:
-    """Prompts are computed in one, tokens in the other; a baseline has one for both."""
     run = simulate(CODE)
     assert {name: pool.machines for name, pool in run.pools.items()} == {"prompt": 2, "token": 1}
     assert run.pools["token"].mean_decodes >= 1
@@ -55,7 +54,6 @@ def test_pools_are_those_of_the_design() -> None:
 
 
 def test_price_and_power_are_those_of_the_machines() -> None:
-    """Price and power are the sums over two DGX-H100 and one DGX-A100."""
     run = simulate(CODE)
     assert run.price_per_hour == pytest.approx(8 * (2 * 4.76 + 2.21))
     assert run.power == pytest.approx(2 * 44 / 24.8 + 1)
@@ -96,7 +94,6 @@ def test_a_run_for_its_verdict_only_has_the_same_verdict(rate: float, decode_mod
 @pytest.mark.parametrize("ttft_s", [0.01, 0.3, 0.6, 1.0, 3.0])
 @pytest.mark.parametrize("metric", ["ttft", "itl"])
 def test_objectives_may_be_of_seconds(metric: str, ttft_s: float) -> None:
-    """They hold where the percentile is below them, and a run for its verdict only has the same."""
     bounds = (LatencyBound(metric, 90, ttft_s, is_slowdown=False), LatencyBound("e2e", 50, 9.0, is_slowdown=True))
     case = replace(CODE, objectives=Objectives(bounds))
     whole, early = simulate(case), simulate(replace(case, verdict_only=True))
@@ -108,7 +105,6 @@ def test_objectives_may_be_of_seconds(metric: str, ttft_s: float) -> None:
 
 
 def test_slowdowns_are_against_any_machine() -> None:
-    """Against one that is slower by a factor they are smaller by it."""
     cost = LinearIterationCost(0.01, 1e-4, 0.0, 1e-3, 0.0)
     single, double = (
         simulate(replace(CODE, objectives=Objectives(SPLITWISE_SLOS.bounds, at_speed(cost, speed))))
@@ -131,19 +127,23 @@ def test_a_lost_run_ends_long_before_its_last_request() -> None:
     assert run.completed + run.failed == pytest.approx(requested, abs=1)
 
 
-def test_machines_that_leave_cost_no_request() -> None:
-    """With a notice their requests end there or move, without one they are computed again; not all may leave."""
-    case = Case(SPLITWISE_HH.cluster(Split(2, 4)), ClusterWorkload("conv"), rate=6.0, seconds=20.0)
+@pytest.mark.parametrize(("mean_s", "steady"), [(0.5, True), (2.0, True), (2.1, False), (None, False)])
+def test_latency_is_a_small_part_of_a_steady_run(mean_s: float | None, steady: bool) -> None:
+    assert is_steady(mean_s, 20.0) is steady
 
-    def leaving(machines: int, notice_s: float) -> Case:
-        change = MachineChange(10.0, MachineChangeKind.NOTICE, machines, notice_s=notice_s)
-        return replace(case, changes=(change,))
 
-    noticed, sudden = (simulate(leaving(2, notice_s)) for notice_s in (5.0, 0.0))
-    assert noticed.completed == sudden.completed == simulate(case).completed
-    assert (noticed.failed, sudden.failed) == (0, 0)
-    assert noticed.moved > 0
-    assert noticed.recomputed == 0
-    assert (sudden.moved, sudden.recomputed > 0) == (0, True)
-    with pytest.raises(ValueError, match="at least one must stay"):
-        simulate(leaving(6, 5.0))
+def test_a_run_is_steady_when_it_is_long_and_not_overloaded() -> None:
+    minute = Case(SPLITWISE_HA.cluster(Split(2, 1)), ClusterWorkload("code"), 1.0, 60.0)
+    assert simulate(minute).is_steady
+    assert not simulate(replace(minute, seconds=5.0)).is_steady
+    assert not simulate(replace(minute, rate=20.0)).is_steady
+
+
+def test_a_limit_is_as_steady_as_the_runs_that_hold_there() -> None:
+    steady = {"e2e": {"mean": 0.1}}
+    runs = tuple(
+        replace(summary(case(rate=rate), holds=rate <= 20.0), latencies_s=steady if rate == 20.0 else {})
+        for rate in (10.0, 20.0, 30.0)
+    )
+    assert Limit((20.0,), runs).is_steady
+    assert not Limit((20.0, 10.0), runs).is_steady

@@ -23,7 +23,7 @@ from spotwise.simulator.runs.serving_policy import ServingPolicy
 from spotwise.simulator.runs.slo import LatencyBound, Objectives
 from spotwise.simulator.searches import kept_runs
 from spotwise.simulator.searches.kept_runs import KeptRuns
-from tests.unit.simulator.runs.kept import forget
+from tests.unit.simulator.runs.kept import Counting, forget
 from tests.unit.simulator.runs.own_clusters import FAST, SLOW, cluster
 
 TRACE = "TIMESTAMP,ContextTokens,GeneratedTokens\n2024-01-01 00:00:01,900,9\n2024-01-01 00:00:02,50,{tokens}\n"
@@ -46,18 +46,6 @@ MEASURED = ClusterScenario(
 CHAT = '{{"timestamp": {}e3, "input_length": 64, "output_length": 5, "hash_ids": [7, 8, 9, {}]}}'
 
 
-class Counting:
-    """Simulates, and counts."""
-
-    def __init__(self) -> None:
-        self.runs: list[Case] = []
-
-    def __call__(self, case: Case) -> RunSummary:
-        """Run a case."""
-        self.runs.append(case)
-        return simulate(case)
-
-
 @pytest.fixture(autouse=True)
 def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make each test read files and code as a new process does."""
@@ -75,7 +63,7 @@ def _other_process(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Case) -> None:
-    run, path = Counting(), tmp_path / "runs"
+    run, path = Counting(simulate), tmp_path / "runs"
     first = KeptRuns(path, run, RunSummary)(case)
     forget()
     again = KeptRuns(path, run, RunSummary)(case)
@@ -88,7 +76,7 @@ def test_what_was_simulated_once_is_not_simulated_again(tmp_path: Path, case: Ca
 
 def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A trace under its old name, and a simulator that has been worked on."""
-    run, path, trace = Counting(), tmp_path / "runs", tmp_path / "trace.csv"
+    run, path, trace = Counting(simulate), tmp_path / "runs", tmp_path / "trace.csv"
     trace.write_text(TRACE.format(tokens=20))
     case = replace(CODE, workload=ClusterWorkload("mine", trace))
     KeptRuns(path, run, RunSummary)(case)
@@ -103,7 +91,7 @@ def test_a_file_or_a_code_that_changed_is_another_case(tmp_path: Path, monkeypat
 
 def test_all_that_a_run_depends_on_is_a_case_of_its_own(tmp_path: Path) -> None:
     """Prefix caches, the size of a trace's blocks, and how far a profile measured; and what came of them is kept."""
-    run, path, trace = Counting(), tmp_path / "runs", tmp_path / "chats.jsonl"
+    run, path, trace = Counting(simulate), tmp_path / "runs", tmp_path / "chats.jsonl"
     trace.write_text("\n".join(CHAT.format(second, 100 + second) for second in range(4)))
     case = MEASURED.case(ClusterWorkload("chats", trace, ArrivalKind.TRACE, block_tokens=16), None, None)
     kinds = MEASURED.cluster.own_kinds
@@ -124,7 +112,7 @@ def test_all_that_a_run_depends_on_is_a_case_of_its_own(tmp_path: Path) -> None:
 
 
 def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
-    run, path = Counting(), tmp_path / "runs"
+    run, path = Counting(simulate), tmp_path / "runs"
     KeptRuns(path, run, RunSummary)(CODE)
     whole = path.read_bytes()
     KeptRuns(path, run, RunSummary)(replace(CODE, seed=1))

@@ -57,13 +57,11 @@ def test_the_last_machines_of_a_kind_leave_first() -> None:
     ],
 )
 def test_what_cannot_happen_is_refused(changes: list[MachineChange], message: str) -> None:
-    """A machine must stay, and only machines that are there can leave."""
     with pytest.raises(ValueError, match=message):
         lives_of(CLUSTER, changes)
 
 
 def test_a_notice_needs_links_for_kv_that_moves() -> None:
-    """A machine without a link can fail, and cannot be emptied."""
     unlinked = replace(FAST, profile=replace(FAST.profile, link=None))
     own = cluster((unlinked, 2, Pool.MIXED))
     assert len(lives_of(own, [MachineChange(1.0, FAIL, 1)])) == 2
@@ -90,7 +88,6 @@ def recordings(draw: st.DrawFn) -> SpotTrace:
 
 @given(recordings(), st.sampled_from([0.0, 20.0]))
 def test_as_many_machines_are_there_as_in_a_recording(trace: SpotTrace, notice_s: float) -> None:
-    """At every time; and none has notice before it is there."""
     first, changes = changes_of(trace, "slow", notice_s)
     lives = lives_of(cluster((FAST, 1, Pool.MIXED), (SLOW, first, Pool.MIXED)), changes)
     for at_s, count in trace.counts():
@@ -107,13 +104,22 @@ def run(*changes: MachineChange, rate: float = 20.0) -> RunSummary:
 
 
 def test_requests_outlive_their_machines() -> None:
-    """A machine that fails has its requests computed again; what is paid is the time in which machines are there."""
-    steady, failing = run(), run(MachineChange(10.0, FAIL, 1))
+    """A machine that fails has its requests computed again, those of one under notice move; what is paid is the time in which
+    machines are there.
+    """
+    steady, failing, noticed = (
+        run(),
+        run(MachineChange(10.0, FAIL, 1)),
+        run(MachineChange(10.0, NOTICE, 1, notice_s=1.0)),
+    )
+    assert (noticed.completed, noticed.failed, noticed.moved > 0, noticed.recomputed) == (steady.completed, 0, True, 0)
     assert (failing.completed, failing.failed) == (steady.completed, 0)
     assert (failing.joined, failing.left, failing.recomputed > 0, failing.moved) == (0, 1, True, 0)
     assert failing.latencies_s["e2e"]["p99"] > steady.latencies_s["e2e"]["p99"]
     assert failing.spent_usd == pytest.approx(3.0 * (failing.ended_s + 10.0) / 3600)
     assert failing.dollars_per_1000_requests == pytest.approx(1000 * failing.spent_usd / failing.completed)
+    with pytest.raises(ValueError, match="at least one must stay"):
+        run(MachineChange(10.0, NOTICE, 2, notice_s=1.0))
 
 
 def test_prompts_begin_again_where_their_machine_failed() -> None:

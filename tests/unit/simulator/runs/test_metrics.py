@@ -1,12 +1,27 @@
-"""The figures of a run."""
+"""The figures of a run, and the objectives that they keep or break."""
 
 from __future__ import annotations
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from spotwise.core.costs.cost_model import BatchShape
+from spotwise.core.costs.cost_model import BatchShape, LinearIterationCost, pairs
+from spotwise.simulator.costs.published_costs import InterpolatedTable, PublishedIterationCost
 from spotwise.simulator.runs.metrics import RunMetrics, time_shares
-from spotwise.simulator.runs.slo import Latencies
+from spotwise.simulator.runs.percentiles import Percentiles
+from spotwise.simulator.runs.slo import (
+    PERCENTS,
+    SPLITWISE_OBJECTIVES,
+    SPLITWISE_SLOS,
+    AloneOn,
+    Latencies,
+    LatencyBound,
+    LostObjectives,
+    Objectives,
+    ObjectivesLostError,
+    PublishedAlone,
+)
 from spotwise.simulator.world.observation import Arrival, CompletedRequest
 
 
@@ -60,7 +75,6 @@ def test_objectives_hold_when_all_nine_do() -> None:
 
 
 def test_a_bound_that_is_reached_is_broken() -> None:
-    """Slowdowns must be below their bounds."""
     run = metrics()
     run.request_completed(completed(2.0, 11.0))
     assert run.verdict().broken == ["ttft p50"]
@@ -105,3 +119,83 @@ def test_throughput_is_that_of_a_cluster_that_is_neither_filling_nor_emptying() 
         run.request_completed(completed(1.0, 10.0 + number / 10))
     run.request_completed(completed(1.0, 500.0))
     assert run.steady_requests_per_s == pytest.approx(10.0, rel=0.03)
+
+
+COST = LinearIterationCost(0.01, 1e-4, 1e-8, 2e-3, 1e-6)
+
+
+def test_a_request_alone_takes_its_prompt_and_its_decodes() -> None:
+    """The same as its iterations one by one, its context growing by a token each."""
+    alone = AloneOn(COST).latencies(Arrival(0.0, 100, 5))
+    prompt_s = COST.iteration_s(BatchShape(100, pairs(0, 100)))
+    decode_s = sum(COST.iteration_s(BatchShape(decodes=1, decode_context=context)) for context in (101, 102, 103, 104))
+    assert alone.ttft_s == pytest.approx(prompt_s)
+    assert alone.e2e_s == pytest.approx(prompt_s + decode_s)
+    assert alone.tbt_s == pytest.approx(decode_s / 5)
+
+
+def test_a_single_token_alone_has_no_time_between_tokens() -> None:
+    alone = AloneOn(COST).latencies(Arrival(0.0, 100, 1))
+    assert alone.tbt_s is None
+    assert alone.e2e_s == alone.ttft_s
+
+
+def test_the_published_reference_looks_decodes_up_by_prompt_tokens() -> None:
+    cost = PublishedIterationCost(InterpolatedTable((100, 200), (1.0, 2.0)), InterpolatedTable((100, 200), (0.1, 0.3)))
+    alone = PublishedAlone(cost).latencies(Arrival(0.0, 150, 10))
+    assert (alone.ttft_s, alone.tbt_s, alone.e2e_s) == pytest.approx((1.5, 0.2, 3.3))
+
+
+@pytest.mark.parametrize(
+    ("bound", "message"),
+    [
+        (("itl", 50, 2.0, True), "itl has no bound of this kind; choose one of ttft, tbt, e2e"),
+        (("jct", 50, 2.0, False), "choose one of ttft, tbt, e2e, itl"),
+        (("ttft", 95, 2.0, True), "p95: choose one of p50, p90, p99"),
+        (("ttft", 50, 0.0, True), "a bound is above 0"),
+        (("ttft", 50, float("inf"), True), "a bound is above 0 and finite"),
+    ],
+)
+def test_a_bound_is_of_what_is_measured(bound: tuple[str, int, float, bool], message: str) -> None:
+    """At the percentiles that are measured; gaps between tokens have no slowdown."""
+    metric, percent, below, is_slowdown = bound
+    with pytest.raises(ValueError, match=message):
+        LatencyBound(metric, percent, below, is_slowdown)
+    with pytest.raises(ValueError, match="a bound at least"):
+        Objectives(())
+
+
+BOUNDS = SPLITWISE_OBJECTIVES["ttft"]
+SLOWDOWNS = st.lists(
+    st.sampled_from([1.0, *BOUNDS, *(bound - 0.01 for bound in BOUNDS), 9.0]), min_size=1, max_size=300
+)
+
+
+def is_lost(slowdowns: list[float], requests: int) -> bool:
+    """Whether these are too many of so many requests."""
+    lost = LostObjectives(requests, SPLITWISE_SLOS)
+    try:
+        for slowdown in slowdowns:
+            lost.count("ttft", 10 * slowdown, slowdown)
+    except ObjectivesLostError:
+        return True
+    return False
+
+
+@given(slowdowns=SLOWDOWNS)
+def test_all_requests_lose_an_objective_where_their_percentile_is_beyond_it(slowdowns: list[float]) -> None:
+    seen = Percentiles()
+    for slowdown in slowdowns:
+        seen.add(slowdown)
+    figures = [seen.at(percent) for percent in PERCENTS]
+    holds = all(figure is not None and figure < bound for figure, bound in zip(figures, BOUNDS, strict=True))
+    assert is_lost(slowdowns, len(slowdowns)) is not holds
+
+
+@given(slowdowns=SLOWDOWNS, more=st.lists(st.just(1.0), max_size=300))
+def test_what_is_lost_cannot_be_mended(slowdowns: list[float], more: list[float]) -> None:
+    """Fast requests that come later change nothing, and those seen so far have lost it, too."""
+    requests = len(slowdowns) + len(more)
+    assert is_lost(slowdowns, requests) == is_lost(slowdowns + more, requests)
+    if is_lost(slowdowns, requests):
+        assert is_lost(slowdowns, len(slowdowns))

@@ -17,7 +17,6 @@ pytest.importorskip("matplotlib", reason="matplotlib is an extra: pip install 's
 
 
 def test_latencies_have_a_panel_for_each_objective() -> None:
-    """A line for each design, means over the seeds, and the bound in red."""
     runs = {
         "Splitwise-HH (3, 1)": [
             summary_with("Splitwise-HH", 20.0, 1.0),
@@ -55,7 +54,6 @@ def test_clusters_of_ones_own_are_drawn_with_their_own_bounds() -> None:
 
 
 def test_batch_sizes_have_a_line_for_each_pool() -> None:
-    """Each pool has a line: the share of time with at most so many tokens in a batch."""
     (axes,) = plot_batch_sizes([summary_with("Splitwise-HH", 20.0, 1.0)]).axes
     lines = {line.get_label(): np.asarray(line.get_xydata()).tolist() for line in axes.get_lines()}
     assert lines == {
@@ -73,7 +71,6 @@ def test_bars_have_a_panel_for_each_figure() -> None:
 
 @pytest.mark.parametrize("suffix", ["png", "svg"])
 def test_figures_are_written_where_they_should(tmp_path: Path, suffix: str) -> None:
-    """A figure is written in the format of its suffix, into a folder that is created."""
     path = tmp_path / "figures" / f"sizes.{suffix}"
     save(plot_sizes({"code": (np.array([30, 10]), np.array([5, 5]))}), path)
     assert path.read_bytes()[:5] in (b"\x89PNG\r", b"<?xml")

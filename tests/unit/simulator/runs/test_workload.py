@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from spotwise.files.tables import TraceError
-from spotwise.simulator.loads.workload import ArrivalKind, ClusterWorkload, mean_rate
+from spotwise.simulator.loads.workload import SYNTHETIC, ArrivalKind, ClusterWorkload, mean_rate
 from spotwise.simulator.world.observation import Arrival
 
 TRACE = (
@@ -25,7 +25,6 @@ def trace(tmp_path: Path) -> Path:
 
 
 def test_a_traces_own_arrivals_keep_their_times(trace: Path) -> None:
-    """A trace's own arrivals keep their times to its end or up to the given seconds."""
     own = ClusterWorkload("trace", trace, ArrivalKind.TRACE)
     assert [arrival.at_s for arrival in own.arrivals(None, None, seed=0)] == [0.0, 2.0, 3.0, 8.0]
     assert [arrival.prompt_tokens for arrival in own.arrivals(None, 3.0, seed=0)] == [10, 20]
@@ -43,7 +42,6 @@ def test_a_rate_pushes_a_traces_arrivals_together(trace: Path) -> None:
 
 
 def test_random_arrivals_have_the_sizes_of_the_trace(trace: Path) -> None:
-    """Poisson arrivals have the sizes of the trace's requests, drawn in another order for another seed."""
     arrivals = list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=0))
     assert {arrival.prompt_tokens for arrival in arrivals} == {10, 20, 30, 40}
     assert arrivals != list(ClusterWorkload("trace", trace).arrivals(50.0, 10.0, seed=1))
@@ -78,3 +76,36 @@ def test_an_impossible_workload_is_refused(tmp_path: Path) -> None:
     single.write_text("".join(TRACE.splitlines(keepends=True)[:2]))
     with pytest.raises(TraceError, match="has no rate"):
         mean_rate(single)
+
+
+#: p50, p90, p99, smallest and largest, as published; and the mean, of which the quantiles do not know.
+PUBLISHED = {
+    ("code", "prompt"): (1469, 5188, 7436, 3, 7437, 2047.8),
+    ("code", "output"): (13, 55, 251, 6, 1899, 27.9),
+    ("conv", "prompt"): (1020, 2735, 4142, 2, 14050, 1154.7),
+    ("conv", "output"): (129, 424, 601, 7, 1000, 211.1),
+}
+
+
+@pytest.mark.parametrize(("workload", "column"), PUBLISHED)
+def test_percentiles_are_the_published_ones(workload: str, column: str) -> None:
+    sizes = dict(zip(("prompt", "output"), SYNTHETIC[workload].draw(200_000, np.random.default_rng(5)), strict=True))
+    p50, p90, p99, smallest, largest, mean = PUBLISHED[workload, column]
+    drawn = sizes[column]
+    assert np.percentile(drawn, [50, 90, 99]) == pytest.approx([p50, p90, p99], rel=0.03)
+    assert smallest <= drawn.min() <= drawn.max() <= largest
+    assert drawn.mean() == pytest.approx(mean, rel=0.03)
+
+
+def test_answers_of_a_conversation_have_two_peaks() -> None:
+    """About a hundred tokens and about four hundred; between them there are fewer (Splitwise, figure 3b)."""
+    _, outputs = SYNTHETIC["conv"].draw(100_000, np.random.default_rng(5))
+    low, between, high = (np.count_nonzero((outputs >= a) & (outputs < a + 50)) for a in (70, 260, 380))
+    assert between < low / 4
+    assert between < high / 4
+
+
+def test_prompts_and_answers_are_independent() -> None:
+    """Drawn prompt and answer sizes are uncorrelated, as in the paper's simulator."""
+    prompts, outputs = SYNTHETIC["code"].draw(100_000, np.random.default_rng(5))
+    assert abs(np.corrcoef(prompts, outputs)[0, 1]) < 0.02

@@ -62,11 +62,9 @@ def run(
     required_rate: float | None = 0.5,
     model: SpotModel = MODEL,
 ) -> SpotRun:
-    """A run of tiny requests."""
     arrivals = SpotArrivals("tiny", times_s, INPUT_TOKENS, OUTPUT_TOKENS)
     return SpotRun(trace, arrivals, model, system, surroundings, required_rate)
 
 
 def lone_s(config: ParallelConfig) -> float:
-    """Return the latency of a lone request."""
     return SimpleCost().execution_s(replace(config, max_batch=1), INPUT_TOKENS, OUTPUT_TOKENS)

@@ -1,21 +1,57 @@
-"""A simulated fleet that core's own decision and keeper buy."""
+"""A simulated fleet that core's own decision and keeper buy, and its bill."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.costs.cost_profile import BUILT_IN
+from spotwise.core.fleet.keeper.events import PricedOffer
 from spotwise.core.fleet.policy import FleetPolicy
+from spotwise.core.fleet.prices import PriceSeries
+from spotwise.core.fleet.types import FleetType
 from spotwise.core.messages.fleet import Market
+from spotwise.core.parallel.model_shape import ModelShape
+from spotwise.files.prices import PriceList
 from spotwise.files.spot_traces import SpotTrace
+from spotwise.files.tables import TraceError
+from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.simulator.spotserve.fleet import PaidLife
-from spotwise.simulator.spotserve.run import STALL_S, SpotOutcome
+from spotwise.simulator.spotserve.own_fleet import COMPARED, RequestSize, own_model
+from spotwise.simulator.spotserve.pricing import FleetPricing, NodePlace, PurchaseTerms, read_nodes
+from spotwise.simulator.spotserve.run import STALL_S, SpotOutcome, SpotRun
 from spotwise.simulator.spotserve.serving import serve
+from spotwise.simulator.spotserve.systems import SpotSurroundings
 from tests.unit.simulator.spotserve import spot_worlds as tiny
-from tests.unit.simulator.spotserve.market_worlds import run, terms
+
+SIZE = RequestSize(1140, 209)
+SHAPE = ModelShape("llama2-70b", 80, 8192, 135 * 2**30 // 80, 0, 0, 4096)
+KIND = FleetType("big", 1, None, 10.0, BUILT_IN)
+#: Weights come within seconds.
+AROUND = SpotSurroundings(grace_s=30.0, network_bytes_per_s=50e9, storage_bytes_per_s=50e9)
+
+
+def terms(policy: FleetPolicy, *, on_demand: int = 0, limit: int | None = None) -> PurchaseTerms:
+    """Offers of four spot instances, and of on-demand ones at twice their price."""
+    sold = ((Market.SPOT, 4, 36.0), (Market.ON_DEMAND, on_demand, 72.0))
+    offers = tuple(
+        PricedOffer(KIND.name, market, most, PriceSeries((0.0,), (price,))) for market, most, price in sold if most
+    )
+    return PurchaseTerms(KIND, offers, policy, limit, refused_s=2.0)
+
+
+def run(
+    trace: SpotTrace, times_s: Sequence[float], market: PurchaseTerms, system: str = "spotwise", drain_s: float = 600.0
+) -> SpotRun:
+    arrivals = SpotArrivals("own", tuple(times_s), SIZE.input_tokens, SIZE.output_tokens)
+    model = own_model(BUILT_IN, SHAPE, SIZE, AROUND)
+    return SpotRun(trace, arrivals, model, replace(COMPARED[system]), AROUND, drain_s=drain_s, market=market)
+
 
 #: For the load below, and longer than it takes.
 STAYS = tiny.trace((0.0, "add", "a b c d"), end_s=400.0)
@@ -37,7 +73,6 @@ def heavy() -> SpotOutcome:
 
 
 def test_a_light_load_has_one_instance_and_a_heavy_one_more(heavy: SpotOutcome) -> None:
-    """Instances are bought as the load asks for them, and given back when it has gone; the bill is their time."""
     light = serve(run(SHORT, [20.0 + 10 * n for n in range(10)], terms(SPARING)))
     assert (most_at_once(light.lives), len(light.lives)) == (1, 1)
     assert light.spent == pytest.approx(light.ended_s * 0.01)
@@ -135,3 +170,68 @@ def test_laws_of_any_trace(trace: SpotTrace, on_demand: int, limit: int, request
 
 def figures(outcome: SpotOutcome) -> tuple[object, ...]:
     return outcome.requests, outcome.unfinished, outcome.lives, outcome.changes, outcome.spent
+
+
+SPOT, ON_DEMAND = Market.SPOT, Market.ON_DEMAND
+TRACE = tiny.trace((0.0, "add", "a b c"), (30.0, "remove", "b"), (60.0, "add", "b"), end_s=100.0)
+PRICES = PriceList(
+    "prices.csv",
+    {
+        ("x", "east", SPOT): PriceSeries((0.0, 10.0), (36.0, 72.0)),
+        ("x", None, SPOT): PriceSeries((0.0, 80.0), (360.0, 0.0)),
+        ("x", None, ON_DEMAND): PriceSeries((0.0,), (3600.0,)),
+    },
+)
+
+
+def tiny_outcome() -> SpotOutcome:
+    return serve(tiny.run(TRACE, (1.0, 40.0)))
+
+
+def test_each_stay_is_paid_at_the_prices_of_its_zone_and_market() -> None:
+    """a stays in the east; b has two stays, elsewhere; c is on demand."""
+    pricing = FleetPricing(PRICES, "x", "west", {"a": NodePlace("east"), "c": NodePlace(market=ON_DEMAND)})
+    pricing.require_prices(TRACE)
+    a, b, c = 10 * 0.01 + 90 * 0.02, 30 * 0.1 + 20 * 0.1, 100 * 1.0
+    assert tiny_outcome().ended_s == 100.0
+    assert pricing.bill(tiny_outcome().lives) == pytest.approx(a + b + c)
+
+
+def test_a_run_may_begin_later_than_the_prices() -> None:
+    pricing = FleetPricing(PRICES, "x", "west", begins_s=70.0)
+    assert pricing.bill(tiny_outcome().lives) == pytest.approx(3 * 10 * 0.1)
+
+
+def test_with_constant_prices_the_bill_is_the_cost_of_the_instance_hours() -> None:
+    pricing = FleetPricing(PriceList.flat(7.0), "")
+    assert pricing.bill(tiny_outcome().lives) == pytest.approx(tiny_outcome().cost(7.0, 7.0))
+
+
+def test_a_missing_price_is_noticed_before_the_run() -> None:
+    late = PriceList("late.csv", {("x", None, SPOT): PriceSeries((20.0,), (1.0,))})
+    with pytest.raises(TraceError, match=r"late\.csv has no price of x, spot before 20 s"):
+        FleetPricing(late, "x").require_prices(TRACE)
+
+
+def test_a_file_of_nodes_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text("node,zone,market\na,east,on-demand\nb,,\n")
+    assert read_nodes(path, TRACE) == {"a": NodePlace("east", ON_DEMAND), "b": NodePlace()}
+    path.write_text("node\nc\n")
+    assert read_nodes(path, TRACE) == {"c": NodePlace()}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("zone\neast\n", "line 1: no column node; a file of nodes begins with node"),
+        ("node\nd\n", "line 2: 'd' is no node of the trace tiny"),
+        ("node\na\na\n", "line 3: a is listed twice"),
+        ("node,market\na,mine\n", "line 2: market is 'mine'; write spot or on_demand"),
+    ],
+)
+def test_a_malformed_file_of_nodes_is_an_error_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+    path = tmp_path / "nodes.csv"
+    path.write_text(text)
+    with pytest.raises(TraceError, match=rf"nodes\.csv, {said}"):
+        read_nodes(path, TRACE)

@@ -102,9 +102,6 @@ class TestEarly:
         assert 0 < early.recomputed_tokens <= SHAPE.max_batch * (tiny.INPUT_TOKENS + tiny.OUTPUT_TOKENS)
 
     def test_before_pipelines_have_stopped_there_is_nothing_left_to_wait_for(self) -> None:
-        """An instance that goes before the pipelines have stopped starts the change at once, since no stop is left to
-        wait for.
-        """
         assert gone_early(16.5, 4.0).changes[1].time_s == pytest.approx(16.5)
 
 
@@ -120,16 +117,12 @@ class TestPatience:
         assert result.recomputed_tokens == 0
 
     def test_a_newcomer_announced_first_takes_the_place_of_a_leaving_instance(self) -> None:
-        """The newcomer replaces the leaving machine, so that no request is without a pipeline."""
         result = outcome((0.0, "add", "a b c d"), (18.0, "add", "e"), (20.0, "remove", "a"))
         assert pipelines(result) == [2, 2]
         assert 18.0 < result.changes[1].time_s < 20.0
         assert result.recomputed_tokens == 0
 
     def test_a_newcomer_announced_later_waits_until_the_interruption_is_settled(self) -> None:
-        """A newcomer announced during the change waits until the interruption is settled, although it is ready
-        before the deadline.
-        """
         result = outcome((0.0, "add", "a b c d"), (19.0, "add", "e"), (20.0, "remove", "a"), announced_s=1.0)
         assert pipelines(result) == [2, 1, 2]
         settling, joining = result.changes[1:]
@@ -151,7 +144,6 @@ class TestPatience:
         assert settling.moved_bytes == 0 and joining.moved_bytes > 0
 
     def test_a_change_waits_for_a_necessary_instance(self) -> None:
-        """A change waits for a newcomer without which no pipeline would be complete."""
         result = outcome(
             (0.0, "add", "a b"),
             (19.9, "add", "e"),
@@ -172,7 +164,6 @@ class TestPatience:
         assert second.finished_s > 40.0
 
     def test_a_load_that_changes_does_not_wait_for_a_newcomer(self) -> None:
-        """The change is made at once with the machines that are there; the newcomers join when they come."""
         trace = tiny.trace((0.0, "add", "a b c d e f"), (34.0, "add", "g h"), end_s=60.0)
         load = SpotEvent(30.0, SpotEventKind.LOAD, (), required_rate=9.0)
         trace = replace(trace, events=(trace.events[0], load, *trace.events[1:]))
@@ -193,7 +184,6 @@ def plan() -> MigrationPlan:
 
 
 def test_the_targets_of_pending_transfers_lack_something() -> None:
-    """When an instance goes, the devices that it still sends to lack a part; devices with all their parts do not."""
     moving = plan()
     assert lacking(moving, 0.5, "a") == [Device("c", 0)]
     assert lacking(moving, 0.5, "b") == [Device("d", 0)]

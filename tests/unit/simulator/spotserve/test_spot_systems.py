@@ -8,7 +8,7 @@ import pytest
 
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.policy import Latency, Phases
-from spotwise.files.spot_traces import SpotEventKind
+from spotwise.files.spot_traces import SpotEvent, SpotEventKind, SpotTrace
 from spotwise.simulator.spotserve.run import SpotOutcome
 from spotwise.simulator.spotserve.serving import serve
 from spotwise.simulator.spotserve.systems import REPARALLELIZATION, REROUTING, SPOTSERVE, BatchFormation, SpotSystem
@@ -51,7 +51,6 @@ def test_without_notice_tokens_are_computed_again_and_none_is_decoded_twice() ->
 
 
 def test_pipelines_that_lose_no_instance_run_on_while_the_fleet_changes() -> None:
-    """Requests that come one after the other to the first pipelines are not held up by the loss of the last one."""
     trace = tiny.trace((0.0, "add", "a b c d"), (20.0, "remove", "d"), end_s=60.0)
     times_s = tuple(4.0 * number for number in range(10))
     static = replace(FIXED, batching=BatchFormation.STATIC)
@@ -72,7 +71,6 @@ def test_reparallelization_serves_until_the_deadline_and_then_loads_everything_a
 
 
 def test_a_restart_forgets_what_was_answered() -> None:
-    """The one request that runs when engines stop is computed from its first token when they are there again."""
     result = outcome(replace(REPARALLELIZATION, adapts=False, shape=SHAPE), (17.0,), grace_s=0.0)
     change = result.changes[1]
     assert result.requests[0].finished_s == pytest.approx(20.0 + change.pause_s + tiny.lone_s(SHAPE))
@@ -112,7 +110,6 @@ def test_what_is_taken_from_spotserve_costs_what_it_gave() -> None:
 
 
 def test_a_system_that_adapts_takes_what_serves_the_load() -> None:
-    """The load in a trace changes the configuration, though the fleet stays the same."""
     trace = tiny.trace((0.0, "add", "a b c d e f"), end_s=60.0)
     load = replace(trace.events[0], time_s=30.0, nodes=(), kind=SpotEventKind.LOAD, required_rate=9.0)
     trace = replace(trace, events=(trace.events[0], load, trace.events[-1]))
@@ -145,3 +142,58 @@ def test_with_phases_apart_a_pipeline_computes_prompts_while_another_decodes() -
     )
     assert len(result.requests) == 12
     assert result.ended_s == 30.0
+
+
+EAGER, KEEPS = SPOTSERVE, replace(SPOTSERVE, name="keeps", keeps=True)
+#: Between these rates six tiny instances are better off with other pipelines.
+LIGHT, HEAVY = 0.1, 9.0
+
+
+def alternating(every_s: float, end_s: float) -> SpotTrace:
+    """Six instances that stay, and a load that is light and heavy in turn."""
+    events = [SpotEvent(0.0, SpotEventKind.ADD, tuple("abcdef"), LIGHT)]
+    for step in range(1, int(end_s / every_s)):
+        events.append(SpotEvent(every_s * step, SpotEventKind.LOAD, (), HEAVY if step % 2 else LIGHT))
+    return SpotTrace("alternating", (*events, SpotEvent(end_s, SpotEventKind.DONE)))
+
+
+def timed_configs(outcome: SpotOutcome) -> list[tuple[float, str]]:
+    return [(change.time_s, str(change.config)) for change in outcome.changes]
+
+
+def shapes(outcome: SpotOutcome) -> int:
+    found: list[ParallelConfig] = []
+    for change in outcome.changes:
+        if change.config is not None and (not found or found[-1] != change.config.shape):
+            found.append(change.config.shape)
+    return len(found)
+
+
+@pytest.mark.parametrize("every_s", [7.0, 20.0, 45.0])
+def test_a_load_that_alternates_changes_nothing_twice_within_the_hold(every_s: float) -> None:
+    """The eager one follows every change of the load; the other one goes to what serves both loads, and back only where the
+    light load lasts longer than the hold: then half the latency is worth a pause of a fifth of a second.
+    """
+    trace, times_s = alternating(every_s, 600.0), tuple(5.0 * number for number in range(110))
+    eager, kept = (serve(tiny.run(trace, times_s, system, required_rate=LIGHT)) for system in (EAGER, KEEPS))
+    assert len(eager.requests) == len(kept.requests) == 110
+    assert shapes(eager) >= 0.8 * 600.0 / every_s
+    assert shapes(kept) == 2 if every_s < 30.0 else shapes(kept) <= shapes(eager)
+
+
+def test_a_loss_leaves_the_shape_and_a_newcomer_is_taken_at_once() -> None:
+    """Of three pipelines of two instances two are left, and are three again as soon as there is an instance more."""
+    trace = tiny.trace((0.0, "add", "a b c d e f"), (20.0, "remove", "a"), (40.0, "add", "g"), end_s=60.0)
+    kept = serve(tiny.run(trace, (5.0, 30.0, 70.0), KEEPS, required_rate=HEAVY))
+    first = kept.changes[0].config
+    assert first is not None and first.pipelines == 3
+    assert [config for _, config in timed_configs(kept)] == [str(replace(first, data=data)) for data in (3, 2, 3)]
+    assert kept.changes[2].time_s <= 41.0
+
+
+def test_what_does_not_fit_any_more_is_replaced() -> None:
+    trace = tiny.trace((0.0, "add", "a b c d"), (40.0, "remove", "c d"), end_s=100.0)
+    kept = serve(tiny.run(trace, (5.0, 50.0), KEEPS))
+    first, *_, last = (change.config for change in kept.changes)
+    assert first is not None and last is not None and first.pipeline_devices == 8 and last.pipeline_devices == 4
+    assert not kept.unfinished and kept.changes[-1].time_s <= 40.0

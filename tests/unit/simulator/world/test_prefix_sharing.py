@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from spotwise.core.costs.batching import BatchLimits
+from spotwise.core.messages.members import Pool
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.simulator.world.observation import Arrival, PromptBlocks
-from spotwise.simulator.world.settings import WorldSettings
-from tests.unit.simulator.world.worlds import COST, machines, serve, settings
+from spotwise.simulator.world.settings import Overlap, SimulatedMachine, WorldSettings
+from tests.unit.simulator.world.worlds import COST, machine_type, machines, serve, settings
 
 CACHING = settings(WorkerPolicy(prefix_caching=True), pools=PoolPolicy())
 #: Tokens of a block of the trace; of the worker's blocks they are four.
@@ -26,7 +28,6 @@ def prompt(at_s: float, *hashes: int, tokens: int | None = None, output: int = 1
 
 
 def ttft_s(arrivals: list[Arrival], chosen: WorldSettings, mixed: int = 1) -> list[tuple[float, int]]:
-    """TTFT and cached tokens of requests, in order of arrival."""
     _, diary = serve(machines(mixed=mixed), arrivals, chosen)
     ended = sorted(diary.completed, key=lambda request: request.arrival.at_s)
     return [(request.ttft_s, request.cached_tokens) for request in ended]
@@ -41,19 +42,19 @@ def test_the_computed_beginning_of_a_prompt_is_not_computed_again() -> None:
     assert [seconds for seconds, _ in found] == pytest.approx([prefill_s(computed) for computed, _ in expected])
 
 
-def test_a_prompt_is_part_of_a_block_longer() -> None:
-    """Tokens behind the blocks that a trace names are no other prompt's."""
-    arrivals = [prompt(0.0, 1, tokens=100), prompt(1.0, 1, tokens=100)]
-    assert [cached for _, cached in ttft_s(arrivals, CACHING)] == [0, 64]
-
-
-def test_prompts_of_unknown_content_have_nothing_in_common() -> None:
-    arrivals = [Arrival(0.0, 100, 1), Arrival(1.0, 100, 1)]
-    assert [cached for _, cached in ttft_s(arrivals, CACHING)] == [0, 0]
+@pytest.mark.parametrize(
+    ("arrivals", "cached"),
+    [
+        ([prompt(0.0, 1, tokens=100), prompt(1.0, 1, tokens=100)], [0, 64]),
+        ([Arrival(0.0, 100, 1), Arrival(1.0, 100, 1)], [0, 0]),
+    ],
+    ids=["behind the last block", "unknown content"],
+)
+def test_tokens_that_no_block_names_are_no_other_prompts(arrivals: list[Arrival], cached: list[int]) -> None:
+    assert [tokens for _, tokens in ttft_s(arrivals, CACHING)] == cached
 
 
 def test_without_prefix_caching_contents_change_nothing() -> None:
-    """The same requests without contents have the same times."""
     arrivals = [prompt(0.1 * number, 1, 2, output=20) for number in range(5)]
     _, with_contents = serve(machines(prompt=1, token=1), arrivals)
     _, without = serve(machines(prompt=1, token=1), [replace(each, blocks=None) for each in arrivals])
@@ -82,7 +83,6 @@ def test_a_prompt_machine_keeps_what_it_handed_off() -> None:
 
 
 def test_machines_are_reported_on_request_alone() -> None:
-    """Reporting changes no time."""
     apart = PoolPolicy(break_even=False, prefix_spans=0)
     arrivals = [prompt(0.01 * number, number, output=5) for number in range(8)]
     plain, named = (
@@ -92,3 +92,68 @@ def test_machines_are_reported_on_request_alone() -> None:
     assert {each.machines for each in plain} == {None}
     assert {each.machines for each in named} == {("m0", "m1"), ("m0", "m2")}
     assert [replace(each, machines=None) for each in named] == plain
+
+
+#: One request whose KV of 100,000 bytes is handed over before its second token.
+ONE_HANDED_OVER = [Arrival(0.0, 100, 2)]
+DECODE_S = COST.fixed_s + COST.decode_s + 101 * COST.decode_context_s
+
+
+def pair(send_latency_s: float | None, receive_latency_s: float | None) -> list[SimulatedMachine]:
+    """A prompt machine and a token machine, which are alike but for their links' latencies."""
+    kind = machine_type(link_bytes_per_s=1e6)
+    return [
+        SimulatedMachine(replace(kind, link_latency_s=latency_s), pool)
+        for latency_s, pool in ((send_latency_s, Pool.PROMPT), (receive_latency_s, Pool.TOKEN))
+    ]
+
+
+@pytest.mark.parametrize(
+    ("send_s", "receive_s", "latency_s"), [(0.3, 0.1, 0.3), (0.1, 0.3, 0.3), (None, 0.1, 0.2), (0.0, 0.0, 0.0)]
+)
+def test_the_longer_latency_of_two_links_counts(
+    send_s: float | None, receive_s: float | None, latency_s: float
+) -> None:
+    """A machine without a latency of its own has the world's."""
+    chosen = settings(link_latency_s=0.2, overlap=Overlap(None), pools=replace(settings().pools, break_even=False))
+    _, diary = serve(pair(send_s, receive_s), ONE_HANDED_OVER, chosen)
+    (request,) = diary.completed
+    assert request.finished_s - request.first_token_s == pytest.approx(0.1 + latency_s + DECODE_S, abs=1e-6)
+
+
+@pytest.mark.parametrize("layers", [1, 2, 10])
+def test_a_machine_sends_layer_by_layer_as_it_is_made_to(layers: int) -> None:
+    """Beside the prompt's computing all layers but the last are sent: what the world says holds for other machines."""
+    kind = machine_type(link_bytes_per_s=1e8)
+    cluster = [
+        SimulatedMachine(kind, Pool.PROMPT, overlap=Overlap(1, layers)),
+        SimulatedMachine(kind, Pool.TOKEN),
+    ]
+    chosen = settings(overlap=Overlap(None), pools=replace(settings().pools, break_even=False))
+    _, diary = serve(cluster, ONE_HANDED_OVER, chosen)
+    (request,) = diary.completed
+    assert request.finished_s - request.first_token_s == pytest.approx(0.001 / layers + DECODE_S, abs=1e-6)
+
+
+def test_a_worker_may_have_a_policy_of_its_own() -> None:
+    chunked = WorkerPolicy(prefix_caching=False, limits=BatchLimits(max_num_seqs=16, max_num_batched_tokens=64))
+    cluster = [
+        SimulatedMachine(machine_type(), Pool.MIXED, chunked),
+        SimulatedMachine(machine_type(), Pool.MIXED),
+    ]
+    _, diary = serve(cluster, [Arrival(0.0, 300, 2), Arrival(0.0, 300, 2)])
+    prompts = {
+        id_: max(shape.prompt_tokens for machine_id, shape, *_ in diary.iterations if machine_id == id_)
+        for id_ in ("m0", "m1")
+    }
+    assert prompts == {"m0": 64, "m1": 300}
+
+
+def test_a_prefix_cache_of_one_machine_alone_is_refused() -> None:
+    """Without one in the world prompts have no contents, and all would be alike."""
+    cluster = [
+        SimulatedMachine(machine_type(), Pool.MIXED, WorkerPolicy(prefix_caching=True)),
+        SimulatedMachine(machine_type(), Pool.MIXED),
+    ]
+    with pytest.raises(ValueError, match="prefix caching is a world's"):
+        serve(cluster, ONE_HANDED_OVER)

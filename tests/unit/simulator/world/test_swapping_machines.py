@@ -16,6 +16,9 @@ from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 from spotwise.simulator.costs.hardware import MachineType
 from spotwise.simulator.world.client import SimulationError
 from spotwise.simulator.world.observation import Arrival, WorldResult
+from spotwise.simulator.world.settings import InterruptedPrompts
+from spotwise.simulator.world.world import World
+from tests.unit.simulator.world import worlds
 from tests.unit.simulator.world.worlds import MODEL, Diary, machine_type, machines, serve, settings
 
 #: Each iteration takes a second, whatever is in it.
@@ -64,7 +67,6 @@ class TestSwapping:
         assert machine.preemptions == 0
 
     def test_a_full_host_leaves_it_to_be_computed_again(self) -> None:
-        """With a full host the sequence is recomputed in one more iteration, without any copy."""
         result, diary = alone(with_host(128, 64), mlfq(), [self.LONG, self.SHORT])
         (machine,) = result.machines
         assert (machine.swapped_out_bytes, machine.preemptions) == (0, 1)
@@ -72,7 +74,6 @@ class TestSwapping:
         assert [shape.prompt_tokens for _, shape, _, _ in diary.iterations] == [120, 0, 120, 122, 0]
 
     def test_deferring_lets_newcomers_wait(self) -> None:
-        """Until the long one has ended."""
         _, diary = alone(with_host(128, 128), mlfq(WhenFull.DEFER), [self.LONG, self.SHORT])
         assert [served.arrival for served in diary.completed] == [self.LONG, self.SHORT]
 
@@ -89,17 +90,14 @@ class TestSwapping:
         assert ends[WhenFull.REACTIVE] > ends[WhenFull.PROACTIVE]
 
     def test_the_peak_counts_blocks_on_both_sides(self) -> None:
-        """The peak of KV tokens counts blocks on the device and on the host."""
         result, _ = alone(with_host(128, 128), mlfq(), [self.LONG, self.SHORT])
         assert result.machines[0].peak_kv_tokens == 256
 
     def test_a_machine_without_host_memory_cannot_swap(self) -> None:
-        """A swapping policy without host memory is an error at construction."""
         with pytest.raises(ValueError, match="host's memory"):
             alone(with_host(128, 0), mlfq(), [self.LONG])
 
     def test_leaked_host_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A leaked host block is an error, like a leaked device block."""
         free = CountedBlockPool.free
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, id_: 0 if pool.num_blocks == 63 else free(pool, id_))
         with pytest.raises(SimulationError, match="KV blocks are held"):
@@ -112,12 +110,10 @@ class TestPipelines:
     POLICY = WorkerPolicy(BatchLimits(max_num_seqs=1), prefix_caching=False, max_in_flight=2)
 
     def test_two_batches_are_computed_in_turn(self) -> None:
-        """Each of two batches has a token every second, the second batch half a second after the first."""
         _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3), Arrival(0.0, 10, 3)])
         assert [served.finished_s for served in diary.completed] == pytest.approx([3.0, 3.5])
 
     def test_a_sequence_alone_is_no_faster(self) -> None:
-        """A single sequence is in one iteration at a time."""
         _, diary = alone(machine_type(cost=SECOND), self.POLICY, [Arrival(0.0, 10, 3)])
         assert diary.completed[0].finished_s == pytest.approx(3.0)
         assert [seconds for _, _, seconds, _ in diary.iterations] == pytest.approx([0.5, 0.5, 0.5])
@@ -171,7 +167,6 @@ class TestWithoutScheduler:
         assert reason.startswith("never_fits")
 
     def test_two_machines_need_a_scheduler(self) -> None:
-        """Without a scheduler only one machine is accepted."""
         with pytest.raises(ValueError, match="one machine"):
             serve(machines(mixed=2), [Arrival(0.0, 10, 1)], settings(through_scheduler=False))
 
@@ -182,3 +177,67 @@ def test_an_oracle_serves_the_shortest_first() -> None:
     arrivals = [Arrival(0.0, 10, 40), Arrival(0.5, 10, 20), Arrival(0.6, 10, 2)]
     _, diary = alone(machine_type(cost=SECOND), policy, arrivals)
     assert [served.arrival for served in diary.completed] == [arrivals[2], arrivals[1], arrivals[0]]
+
+
+#: 1 s an iteration, 0.25 s a token of it; quanta 2, 4, 8 and 16 s.
+INTERRUPTED_COST = LinearIterationCost(1.0, 0.25, 0.0, 0.0, 0.0)
+QUEUES = MlfqPolicy(2.0, queues=4, starve_limit_s=1000.0)
+
+
+@pytest.mark.parametrize(
+    ("queues", "tokens", "lost"),
+    [
+        (QUEUES, 4, ()),
+        (QUEUES, 8, (4,)),
+        (QUEUES, 20, (4, 12)),
+        (QUEUES, 10_000, (4, 12, 28)),
+        (MlfqPolicy(1.0, queues=3), 6, (4,)),
+    ],
+    ids=["fits", "one quantum", "two quanta", "the last queue interrupts none", "a quantum without room"],
+)
+def test_a_prompt_loses_what_each_quantum_has_room_for(queues: MlfqPolicy, tokens: int, lost: tuple[int, ...]) -> None:
+    """8 tokens take 3 s and 20 tokens 6 s; in Q3, whose quantum is 8 s, the latter are computed whole."""
+    assert InterruptedPrompts(INTERRUPTED_COST, queues).lost_parts(tokens) == lost
+
+
+def test_a_client_waits_for_the_lost_parts_and_then_for_its_answer() -> None:
+    """The answer begins once all lost parts have been computed: 2 s, 4 s, and then 6 s."""
+    interrupted = InterruptedPrompts(INTERRUPTED_COST, QUEUES)
+    policy = WorkerPolicy(prefix_caching=False, scheduling=Scheduling.MLFQ, mlfq=QUEUES, cost=INTERRUPTED_COST)
+    alone = settings(policy, interrupted=interrupted, through_scheduler=False)
+    result, diary = serve(machines(mixed=1, kind=machine_type(cost=INTERRUPTED_COST)), [Arrival(5.0, 20, 2)], alone)
+    (served,) = diary.completed
+    assert (result.completed, result.failed) == (1, 0)
+    assert (served.arrival, served.ttft_s, served.e2e_s) == (Arrival(5.0, 20, 2), 12.0, 13.0)
+    assert [shape.prompt_tokens for _, shape, _, _ in diary.iterations] == [4, 12, 20, 0]
+
+
+#: Time, prompt and output tokens: the last prompt is deferred behind a refused reservation, until nothing else is left.
+SIZES = [
+    (0.0, 70, 23),
+    (0.0, 63, 11),
+    (0.0, 88, 18),
+    (0.0, 56, 23),
+    (0.007, 113, 27),
+    (0.048, 81, 4),
+    (0.077, 146, 13),
+]
+
+
+def test_a_deferred_prompt_is_computed_once_the_promise_is_over() -> None:
+    """Nothing else happens on its machine by then: only the time does."""
+    policy = WorkerPolicy(
+        BatchLimits(max_num_seqs=8, max_num_batched_tokens=24),
+        prefix_caching=False,
+        max_preemptions=1,
+        max_in_flight=2,
+        scheduling=Scheduling.MLFQ,
+        mlfq=MlfqPolicy(0.01, queues=4, starve_limit_s=5.0),
+        cost=worlds.COST,
+        swap=SwapPolicy(WhenFull.DEFER, 0, 2),
+    )
+    small = worlds.machine_type(kv_tokens=256, link_bytes_per_s=1e6)
+    kind = replace(small, host_memory_bytes=256 * worlds.MODEL.kv_token_bytes, host_bytes_per_s=1e7)
+    world = World(worlds.machines(1, 2, 2, kind=kind), worlds.settings(policy, max_new_tokens=40), worlds.Diary())
+    result = world.run([Arrival(*size) for size in SIZES])
+    assert result.completed == len(SIZES)

@@ -47,7 +47,6 @@ class TestOneRequest:
         assert result.ended_s == pytest.approx(5.0 + served.e2e_s)
 
     def test_a_machine_reports_time_and_bytes(self) -> None:
-        """A machine's result has its bytes sent and its busy time."""
         result, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 100, 3)])
         prompt, token = result.machines
         assert (prompt.home_pool, token.home_pool) == (Pool.PROMPT, Pool.TOKEN)
@@ -68,7 +67,6 @@ class TestOneRequest:
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) / 10 + 0.2 + decode_s(1001))
 
     def test_without_overlap_all_of_a_transfer_is_seen(self) -> None:
-        """Without overlap the whole transfer adds to the latency."""
         _, diary = serve(machines(prompt=1, token=1), [Arrival(0.0, 1000, 2)], settings(overlap=Overlap(None)))
         assert diary.completed[0].e2e_s == pytest.approx(prefill_s(1000) + 0.1 + decode_s(1001))
 
@@ -115,7 +113,6 @@ class TestManyRequests:
         assert longest[1] < prefill_s(128)
 
     def test_without_an_oracle_blocks_are_given_as_tokens_come(self) -> None:
-        """Blocks allocated as tokens come admit more requests at once than blocks reserved for `max_tokens`."""
         kind = machine_type(kv_tokens=512)
         arrivals = [Arrival(0.0, 16, 8) for _ in range(8)]
         _, unknown = serve(machines(mixed=1, kind=kind), arrivals, settings(max_new_tokens=240))
@@ -176,7 +173,6 @@ class TestManyRequests:
         assert len(planned) - few == few + 100
 
     def test_leaked_blocks_are_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A run whose memory leaks shows nothing about the mesh, so it is an error."""
         monkeypatch.setattr(CountedBlockPool, "free", lambda pool, owner: 0)
         with pytest.raises(SimulationError, match="KV blocks are held"):
             serve(machines(mixed=1), [Arrival(0.0, 10, 2)], settings(aggregates=False))
@@ -200,7 +196,6 @@ class TestManyRequests:
             serve(machines(mixed=1), [Arrival(1.0, 10, 1), Arrival(0.5, 10, 1)])
 
     def test_a_world_without_machines_is_an_error(self) -> None:
-        """A world without machines could never answer."""
         with pytest.raises(ValueError, match="machine"):
             World([], settings(), Diary())
 

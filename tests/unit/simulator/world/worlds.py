@@ -26,7 +26,6 @@ def machine_type(kv_tokens: int = 4096, link_bytes_per_s: float = 1e7, cost: Ite
 def machines(
     prompt: int = 0, token: int = 0, mixed: int = 0, kind: MachineType | None = None
 ) -> list[SimulatedMachine]:
-    """Return machines of one type, as many of each pool as given."""
     pools = [Pool.PROMPT] * prompt + [Pool.TOKEN] * token + [Pool.MIXED] * mixed
     return [SimulatedMachine(kind or machine_type(), pool) for pool in pools]
 
@@ -66,17 +65,14 @@ class Diary:
         self.gaps += [(gap_s, tokens) for gap_s in gaps_s]
 
     def busy_s(self, machine_id: str) -> float:
-        """Seconds of a machine in iterations."""
         return sum(seconds for id_, _, seconds, _ in self.iterations if id_ == machine_id)
 
     def run_by(self, machine_id: str) -> int:
-        """Iterations that a machine has run."""
         return sum(count for id_, _, _, count in self.iterations if id_ == machine_id)
 
 
 def serve(
     cluster: list[SimulatedMachine], arrivals: Iterable[Arrival], chosen: WorldSettings | None = None
 ) -> tuple[WorldResult, Diary]:
-    """Run a world to its end."""
     diary = Diary()
     return World(cluster, chosen or settings(), diary).run(arrivals), diary

@@ -1,8 +1,9 @@
-"""Limits beside those of the published simulator."""
+"""Limits and latencies beside those of the published simulator."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import csv
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -12,8 +13,10 @@ from spotwise.simulator.costs.profile_fit import ProfileError
 from spotwise.simulator.loads.workload import ArrivalKind
 from spotwise.simulator.runs.case import Case
 from spotwise.simulator.runs.clusters import Split
+from spotwise.simulator.runs.experiment import simulate
 from spotwise.simulator.runs.metrics import Verdict
 from spotwise.simulator.runs.run_summary import RunSummary
+from spotwise.simulator.runs.slo import METRICS, PERCENTS
 from spotwise.simulator.searches.parallel import drive
 from spotwise.studies.splitwise.published_runs import (
     Comparison,
@@ -69,7 +72,6 @@ def test_a_file_may_name_the_language_model(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("what", ["as_dreamt,conv,Splitwise-HH", "as_shipped,poems,Splitwise-HH", "as_shipped,conv,XX"])
 def test_a_file_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
-    """A malformed file is refused with the number of its line, and an absent one with its name."""
     path = tmp_path / "runs.csv"
     path.write_text(HEADER + f"{what},25,15,130,1,1,1,1,1,1,1,1,1,1,False\n")
     with pytest.raises(ProfileError, match="line 2"):
@@ -80,7 +82,6 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path, what: str) -> None:
 
 @pytest.mark.parametrize("ours", [0, 30, 35, 40, 55, 60, 65, 70, 80, 90, 100])
 def test_our_limit_is_found_among_theirs(ours: float) -> None:
-    """The limit is searched from a step below the published rates to a step above, also between them."""
     published = [run(40, holds=True), run(60, holds=True), run(80, holds=False)]
     oracle = Oracle(lambda case: (case.rate or 0.0) <= ours)
     search = compare(CLUSTER, published, None, None)
@@ -113,7 +114,6 @@ def test_our_limit_is_found_among_theirs(ours: float) -> None:
 def test_limits_agree_within_half_a_step(
     holds: float | None, breaks: float | None, ours: float | None, agrees: bool
 ) -> None:
-    """The limits agree if ours is within half a step of the last rate that held and the first that broke."""
     assert Comparison(holds, breaks, ours, ()).agrees is agrees
 
 
@@ -131,3 +131,75 @@ def test_a_run_deviates_by_its_worst_figure() -> None:
     published = [run(60, holds=True), run(70, holds=False)]
     found = drive({"": compare(CLUSTER, published, None, None)}, 1, run=deviating)[""]
     assert found.deviation == pytest.approx(0.2)
+
+
+RUNS = Path(__file__).parent / "data" / "llama2_70b_runs.csv"
+SECONDS = 40.0
+FIGURES = [f"{metric}_p{percent}" for metric in METRICS for percent in PERCENTS]
+#: Runs of a second or less; the others take a minute together.
+SHORT = {
+    ("Baseline-A100", "code", 15.0),
+    ("Baseline-A100", "conv", 30.0),
+    ("Baseline-H100", "code", 20.0),
+    ("Splitwise-HA", "code", 30.0),
+    ("Splitwise-AA", "code", 40.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """One run of the published simulator; `seconds` by figure."""
+
+    cluster: PublishedCluster
+    run: PublishedRun
+    seconds: dict[str, float]
+
+    @property
+    def is_short(self) -> bool:
+        return (self.cluster.design, self.cluster.workload, self.run.rate) in SHORT
+
+    @property
+    def label(self) -> str:
+        split = self.cluster.split
+        return f"{self.cluster.design}-{split.prompt}-{split.token}-{self.cluster.workload}-{self.run.rate:g}"
+
+
+def recorded() -> list[RecordedRun]:
+    with RUNS.open(newline="") as file:
+        seconds = {
+            (line["design"], line["prompt_machines"], line["workload"], float(line["rate_rps"])): {
+                figure: float(line[f"{figure}_s"]) for figure in FIGURES
+            }
+            for line in csv.DictReader(file)
+        }
+    return [
+        RecordedRun(cluster, run, seconds[cluster.design, str(cluster.split.prompt), cluster.workload, run.rate])
+        for cluster, runs in read_published_runs(RUNS).items()
+        for run in runs
+    ]
+
+
+@pytest.mark.parametrize(
+    "recorded_run",
+    [pytest.param(each, id=each.label, marks=() if each.is_short else pytest.mark.long) for each in recorded()],
+)
+def test_latencies_are_the_published_simulators(recorded_run: RecordedRun) -> None:
+    """Every percentile is within 5 % of the recorded one, those of baselines within 2 %; the same objectives hold."""
+    cluster, published = recorded_run.cluster, recorded_run.run
+    ours = simulate(replace(cluster.case(None, None), rate=published.rate, seconds=SECONDS))
+    assert (cluster.model, cluster.decode_model) == ("llama2-70b", DecodeModel.PUBLISHED)
+    assert ours.completed == published.requests
+    latencies = {
+        f"{metric}_p{percent}": ours.latencies_s[metric][f"p{percent}"] for metric in METRICS for percent in PERCENTS
+    }
+    assert latencies == pytest.approx(recorded_run.seconds, rel=0.02 if cluster.split.token == 0 else 0.05)
+    assert ours.verdict.holds is published.holds
+
+
+def test_recorded_runs_are_of_all_kinds() -> None:
+    """Both workloads on clusters of 20 and 40 machines, mixed and split; some beyond what a cluster carries."""
+    runs = recorded()
+    assert {each.cluster.split.machines for each in runs} == {20, 40}
+    assert len({(each.cluster.workload, each.cluster.split.token > 0) for each in runs}) == 4
+    assert {each.run.holds for each in runs} == {True, False}
+    assert sum(each.is_short for each in runs) == len(SHORT)

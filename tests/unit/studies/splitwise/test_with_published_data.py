@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import functools
 import os
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean
 
 import numpy as np
 import pytest
 
+from spotwise.core.costs.cost_model import BatchShape, IterationCost, pairs
 from spotwise.simulator.costs.hardware import LANGUAGE_MODELS
 from spotwise.simulator.costs.machine_costs import (
     A100,
@@ -25,7 +29,76 @@ from spotwise.simulator.costs.profile_fit import ProfileRow, fit_honest, measure
 from spotwise.simulator.loads.traces import read_sizes, trace_arrivals
 from spotwise.simulator.loads.workload import SYNTHETIC, ArrivalKind, ClusterWorkload
 from spotwise.studies.splitwise.published_runs import SECONDS, SEED, read_published_runs
-from tests.unit.simulator.costs.fit_errors import error_between_points, error_on_repeats
+
+#: Batches of more than one request were measured with prompts of so many tokens.
+BATCH_LINE_PROMPT = 512
+
+
+@dataclass(frozen=True, slots=True)
+class FitError:
+    """Mean absolute percentage error, percent, on rows that the fit has not seen.
+
+    Attributes:
+        prompt, decode: of the two phases.
+    """
+
+    prompt: float
+    decode: float
+
+
+Fit = Callable[[Sequence[ProfileRow]], IterationCost]
+
+
+def error_on_repeats(rows: Sequence[ProfileRow], fit: Fit, folds: int = 5) -> FitError:
+    """Fit without every fifth row, try it on these, and so on in turn: the error at sizes that were measured."""
+    return _error(
+        (rows[fold::folds], [r for i, r in enumerate(rows) if i % folds != fold], fit) for fold in range(folds)
+    )
+
+
+def error_between_points(rows: Sequence[ProfileRow], fit: Fit) -> FitError:
+    """Fit without all rows of one size, try it on these, and so on in turn: the error between sizes, which double.
+
+    The smallest and the largest of each line stay in, since nothing is between them.
+    """
+    sizes = sorted({(row.prompt_size, row.batch_size) for row in rows})
+    longest, largest = max(size for size, _ in sizes), max(batch for _, batch in sizes)
+    shortest = min(size for size, _ in sizes)
+    inner = [
+        (size, batch)
+        for size, batch in sizes
+        if (batch > 1 or size not in (shortest, longest))
+        and batch != largest
+        and (size, batch) != (BATCH_LINE_PROMPT, 1)
+    ]
+    return _error(
+        (
+            [row for row in rows if (row.prompt_size, row.batch_size) == left_out],
+            [row for row in rows if (row.prompt_size, row.batch_size) != left_out],
+            fit,
+        )
+        for left_out in inner
+    )
+
+
+def _error(splits: Iterable[tuple[Sequence[ProfileRow], Sequence[ProfileRow], Fit]]) -> FitError:
+    prompt: list[float] = []
+    decode: list[float] = []
+    for unseen, seen, fitted in splits:
+        cost = fitted(seen)
+        for row in unseen:
+            prompt_s, decode_s = predicted(cost, row)
+            prompt.append(100 * abs(prompt_s / row.prompt_s - 1))
+            decode.append(100 * abs(decode_s / row.token_s - 1))
+    return FitError(fmean(prompt), fmean(decode))
+
+
+def predicted(cost: IterationCost, row: ProfileRow) -> tuple[float, float]:
+    """Return the seconds of a row's prompt phase and of its mean decode iteration, as a cost has them."""
+    prompt = BatchShape(row.prompt_tokens, row.batch_size * pairs(0, row.prompt_size))
+    decode = BatchShape(decodes=row.batch_size, decode_context=row.decode_context)
+    return cost.iteration_s(prompt), cost.iteration_s(decode)
+
 
 pytestmark = pytest.mark.skipif("SPOTWISE_DATA" not in os.environ, reason="SPOTWISE_DATA names no folder with the data")
 
@@ -51,7 +124,6 @@ def test_rows_that_mislead_are_counted(profile: list[ProfileRow]) -> None:
 
 @pytest.mark.parametrize(("model", "gpu"), PAIRS)
 def test_what_comes_along_is_the_fit(profile: list[ProfileRow], model: str, gpu: str) -> None:
-    """The packaged costs equal a fit of the published profile to the kept digits."""
     fitted = fit(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), LANGUAGE_MODELS[model], gpu)
     built_in = built_in_costs(LANGUAGE_MODELS[model])[gpu]
     assert built_in.prompt.at == fitted.prompt.at
@@ -67,7 +139,6 @@ def test_what_comes_along_is_the_fit(profile: list[ProfileRow], model: str, gpu:
 def test_what_comes_along_as_published_is_the_fit(
     profile: list[ProfileRow], model: str, gpu: str, decode_model: DecodeModel
 ) -> None:
-    """The packaged published costs equal a fit of the published profile to the last digit."""
     fitted = fit_as_published(rows_of(profile, LANGUAGE_MODELS[model], gpu, Path()), decode_model)
     assert published_built_in_costs(LANGUAGE_MODELS[model], decode_model)[gpu] == fitted
 

@@ -44,13 +44,11 @@ def write_segment(path: Path, counts: Mapping[float, int], end_s: float) -> None
 
 
 def write_arrivals(path: Path, rate: float, count: int) -> None:
-    """Write evenly spaced requests of 512 tokens."""
     lines = (f"{number},{(number + 1) / rate},512,{number * 2944}" for number in range(count))
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
 
 
 def write_profiles(folder: Path) -> None:
-    """Write a profile for each model of the paper."""
     folder.mkdir(parents=True, exist_ok=True)
     for model in PAPER_MODELS.values():
         (folder / model.profile).write_bytes(orjson.dumps(profile_document(model.shape.layers)))

@@ -67,7 +67,6 @@ class TestWorld:
         assert 0 < decoded < 1_000 * outcome.interruptions
 
     def test_what_was_decoded_is_not_decoded_again(self) -> None:
-        """An interruption without costs makes no request later than without it."""
         setting = replace(ALIKE, rate_per_s=0.1)
         whole: list[NodeEvent] = [(0.0, "add", "a"), (200.0, "add", "c")]
         broken: list[NodeEvent] = [(0.0, "add", "a0")]
@@ -80,7 +79,6 @@ class TestWorld:
         assert interrupted.mean_latency_s == pytest.approx(undisturbed.mean_latency_s, abs=0.2)
 
     def test_no_request_is_placed_where_a_notice_was_given(self) -> None:
-        """With a notice as long as a request, no request is interrupted, but requests wait longer."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (400.0, "remove", "a"), (400.0, "add", "b"), (500.0, "add", "c")]
         hasty = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.1), PlacementRule.RANDOM, 2)
         noticed = place_requests(
@@ -103,7 +101,6 @@ class TestWorld:
         assert aware.interruptions == 0 < least.interruptions
 
     def test_a_full_fleet_makes_requests_wait(self) -> None:
-        """With one slot per instance requests wait for a slot."""
         events: list[NodeEvent] = [(0.0, "add", "a"), (HOUR_S, "add", "b")]
         few = place_requests(events, 0.0, NEVER, replace(ALIKE, slots=1, rate_per_s=0.02), PlacementRule.RANDOM, 1)
         many = place_requests(events, 0.0, NEVER, replace(ALIKE, rate_per_s=0.02), PlacementRule.RANDOM, 1)
@@ -140,7 +137,6 @@ class TestFit:
         assert lives_until(self.EVENTS, 40.0) == [Life(30.0, True), Life(30.0, False)]
 
     def test_what_comes_later_has_no_part(self) -> None:
-        """Events after the given time do not change the lives up to it."""
         other = [*self.EVENTS[:3], (41.0, "remove", "b"), (42.0, "add", "z")]
         assert lives_until(other, 40.0) == lives_until(self.EVENTS, 40.0)
 
@@ -179,7 +175,6 @@ class TestFindings:
         assert aware.mean < least.mean * 1.1
 
     def test_each_trace_is_served_on_by_its_own_lives_and_by_others(self) -> None:
-        """Each trace is served with lives fitted on its own half and on other traces, with and without steady instances."""
         traces = {"one": churning(2), "two": churning(2, old=3)}
         found = list(study_placements(traces, replace(ALIKE, rate_per_s=1e-3), [1, 2], steady=3))
         assert [(each.trace, each.fitted_on, each.steady) for each in found] == [
@@ -192,7 +187,6 @@ class TestFindings:
         ]
 
     def test_an_interval_is_students(self) -> None:
-        """The interval of 1, 2 and 3 is 2 plus or minus 4.303 / sqrt(3)."""
         interval = Interval.of([1.0, 2.0, 3.0])
         assert interval.mean == 2.0
         assert [interval.low, interval.high] == pytest.approx([2 - 2.4841, 2 + 2.4841], abs=1e-3)
@@ -228,7 +222,6 @@ class TestPublished:
 
     @pytest.mark.parametrize(("name", "ended", "alive"), [("g4dn", 74, 5), ("p3", 167, 10)])
     def test_their_lives_are_as_counted(self, name: str, ended: int, alive: int) -> None:
-        """The counts of ended and running lives are those of the trace, and the median life is about an hour."""
         events = self.events(name)
         lives = lives_until(events, events[-1][0])
         assert sum(life.ended for life in lives) == ended
@@ -238,7 +231,6 @@ class TestPublished:
         assert 55 * 60 < median_s < 70 * 60
 
     def test_where_some_stay_interruptions_are_spared(self) -> None:
-        """With four steady instances on the second half of p3, aware placement has fewer interruptions."""
         setting = PlacementSetting(rate_per_s=0.05, median_tokens=3_000.0, spread=1.0)
         found = [each for each in study_placements({"p3": self.events("p3")}, setting, range(2)) if each.steady]
         aware, least = (found[0].outcomes[way] for way in (PlacementRule.AWARE, PlacementRule.LEAST_LOADED))

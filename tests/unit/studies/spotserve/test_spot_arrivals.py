@@ -1,17 +1,23 @@
-"""Arrivals are the artifact's own, or drawn with a given CV."""
+"""SpotServe's artifact: arrivals, drawn ones with a given CV, profiles, published answers."""
 
 from __future__ import annotations
 
+from importlib import resources
 from pathlib import Path
 
 import numpy as np
+import orjson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spotwise.core.parallel.config import ParallelConfig
 from spotwise.files.tables import TraceError
 from spotwise.simulator.spotserve.arrivals import SpotArrivals
 from spotwise.studies.spotserve.arrivals import changing_arrivals, gamma_spot_arrivals, read_rates, read_spot_arrivals
+from spotwise.studies.spotserve.golden import golden_cells
+from spotwise.studies.spotserve.profiles import GPT_20B, read_layer_tables, read_model_tables
+from tests.unit.studies.spotserve.spot_artifact import profile_document
 
 
 def written(folder: Path, text: str) -> Path:
@@ -56,7 +62,6 @@ def test_rates_are_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cv", [0.1, 1.0, 6.0])
 def test_gaps_have_the_requested_cv(cv: float) -> None:
-    """The gaps have the requested CV, also 6, with mostly tiny and few long gaps."""
     arrivals = gamma_spot_arrivals(2.0, cv, 60_000.0, np.random.default_rng(3))
     assert arrivals.cv == pytest.approx(cv, rel=0.1)
     assert arrivals.rate == pytest.approx(2.0, rel=0.1)
@@ -80,7 +85,6 @@ def test_the_same_seed_brings_the_same_arrivals() -> None:
 def test_no_request_arrives_while_the_rate_is_zero_or_after_the_end(
     pieces: list[tuple[float, float]], cv: float, until_s: float, seed: int
 ) -> None:
-    """Times are in order whatever the rates are."""
     start, rates = 0.0, []
     for length, rate in pieces:
         rates.append((start, rate))
@@ -115,3 +119,46 @@ def test_each_interval_has_as_many_arrivals_as_its_rate() -> None:
 def test_rates_that_make_no_sense_are_refused(rates: list[tuple[float, float]], cv: float, until_s: float) -> None:
     with pytest.raises(ValueError, match=r"rates begin|arrivals need"):
         changing_arrivals(rates, cv, until_s, np.random.default_rng(0))
+
+
+def written_profile(folder: Path, content: bytes) -> Path:
+    (folder / "profiles").mkdir()
+    path = folder / "profiles" / GPT_20B.profile
+    path.write_bytes(content)
+    return path
+
+
+def test_a_profile_becomes_tables_in_seconds(tmp_path: Path) -> None:
+    path = written_profile(tmp_path, orjson.dumps(profile_document(layers=44, prompt_ms=20.0, step_ms=1.0)))
+    tables = read_model_tables(tmp_path, GPT_20B)
+    assert tables == read_layer_tables(path)
+    assert tables.layers == 44
+    assert tables.step_s(ParallelConfig(1, 1, 4, 1)) == pytest.approx(44 * 0.001)
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"{", "is no profile"),
+        (b"[]", "no JSON object"),
+        (b"{}", "layer_num"),
+        (orjson.dumps(profile_document(layers=44) | {"embed": []}), "embed"),
+        (orjson.dumps(profile_document(layers=32)), "is of 32 layers; GPT-20B has 44"),
+    ],
+)
+def test_what_is_no_profile_is_refused_with_its_file(tmp_path: Path, content: bytes, said: str) -> None:
+    path = written_profile(tmp_path, content)
+    with pytest.raises(TraceError, match=said) as refused:
+        read_model_tables(tmp_path, GPT_20B)
+    assert str(path) in str(refused.value)
+
+
+def test_a_profile_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TraceError, match="cannot be read: No such file"):
+        read_model_tables(tmp_path, GPT_20B)
+
+
+def test_the_published_answers_name_their_source() -> None:
+    data = (resources.files("spotwise.studies.spotserve") / "golden_answers.json").read_bytes()
+    assert len(orjson.loads(data)["source"]) > 20
+    assert len(golden_cells()) == 36

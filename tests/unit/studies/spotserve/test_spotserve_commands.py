@@ -87,7 +87,6 @@ def test_requests_that_cannot_be_answered_are_counted(spotwise: CommandLine, dat
 
 
 def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Path, tmp_path: Path) -> None:
-    """Both whole traces are compared, each fitted on its own first half and on the other trace."""
     folder, file = data / "spot-traces" / "bamboo", tmp_path / "placement.json"
     folder.mkdir()
     lines = [
@@ -113,7 +112,6 @@ def test_placement_rules_are_compared_on_request(spotwise: CommandLine, data: Pa
 
 
 def test_a_malformed_data_file_is_reported(spotwise: CommandLine, data: Path) -> None:
-    """A malformed data file ends the command with status 2 and one sentence with the line."""
     path = data / "spot-traces" / "spotserve" / "availability" / SEGMENTS["B_S"]
     path.write_text('[0, "add", {"nodes": []}]\n')
     ended = spotwise(*f"simulate paper spotserve --data {data} --quick --jobs 1 --studies gpt-20b".split())
@@ -142,7 +140,6 @@ def test_a_malformed_data_file_is_reported(spotwise: CommandLine, data: Path) ->
 def test_a_wrong_option_is_named(
     spotwise: CommandLine, data: Path, monkeypatch: pytest.MonkeyPatch, options: str, option: str
 ) -> None:
-    """A wrong option ends the command with status 2 before the simulation."""
     monkeypatch.delenv("SPOTWISE_DATA", raising=False)
     ended = spotwise("simulate", "paper", "spotserve", *options.replace("DATA", str(data)).split())
     assert ended.status == 2, ended.stderr

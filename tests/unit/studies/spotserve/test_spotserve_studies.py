@@ -130,7 +130,6 @@ class TestFindings:
         assert within({}) == (0, 0)
 
     def test_headlines_are_the_papers_ratios(self) -> None:
-        """Each headline has the lower and upper end of the paper's ratio and a reason."""
         found = {name: answered(study) for name, study in STUDIES.items()}
         rows = {row.name: row for row in headlines(found)}
         assert rows["LLaMA-30B: P99 of Rerouting over SpotServe's"].ours == (2.0, 2.0)
@@ -173,9 +172,6 @@ class TestRuns:
         return point.cases[0]
 
     def test_every_request_that_comes_in_the_trace_is_counted(self, case: SpotCase) -> None:
-        """Every request that arrives within the trace is counted with its whole latency, and the bill is of the
-        instances held.
-        """
         run = simulate_spot(case)
         assert run.requests == 39  # the fortieth comes at the very end
         assert sum(run.histogram) == run.requests
@@ -196,20 +192,17 @@ class TestRuns:
         assert run.cost_usd == pytest.approx(0.1 * 3.912)
 
     def test_requests_in_time_are_those_within_the_deadline(self, case: SpotCase) -> None:
-        """The requests in time lie between the histogram's cumulative counts below and above the deadline."""
         run = simulate_spot(case)
         below = [bound for bound in HISTOGRAM_S if bound <= run.deadline_s]
         assert sum(run.histogram[: len(below)]) <= run.in_time <= sum(run.histogram[: len(below) + 1])
         assert run.goodput_per_dollar == pytest.approx(run.in_time / run.cost_usd)
 
     def test_a_part_of_a_trace_is_run(self, case: SpotCase) -> None:
-        """A run can cover a part of a trace only, and is billed for it."""
         run = simulate_spot(replace(case, availability=replace(case.availability, from_s=100.0, until_s=200.0)))
         assert run.trace_s == 100.0
         assert run.spot_s == 6 * 100.0 - 80.0
 
     def test_a_trace_that_ends_with_too_few_machines_ends_with_a_report(self, case: SpotCase) -> None:
-        """What waits at the end is counted, and the figures are of the others."""
         path = case.data / "spotserve" / "availability" / SEGMENTS["A_S"]
         write_segment(path, {0.0: 4, 100.0: 2}, 400.0)
         run = simulate_spot(case)

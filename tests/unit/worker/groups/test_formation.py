@@ -270,9 +270,7 @@ async def test_a_leader_that_hears_of_nobody_tries_again(world: World) -> None:
     world.part.is_complete = False
     of_world = world.formation()
     forming = asyncio.create_task(_form(of_world))
-    async with asyncio.timeout(5.0):
-        while len(world.orders["d1"]) < 2:  # noqa: ASYNC110 - of a fake without events
-            await asyncio.sleep(0.01)
+    await until(lambda: len(world.orders["d1"]) > 1)
     world.part.is_complete = True
     await forming
     assert len(world.formed) == 1
@@ -283,7 +281,6 @@ def _refuses(form: g.FormGroup) -> g.GroupReport:
 
 
 def _breaks(world: World, name: str) -> None:
-    """A device was started again, and refuses."""
     world.incarnations[name] = world.incarnations.get(name, 1) + 1
     world.answers[name] = [_refuses]
     world.orders[name].clear()
@@ -301,7 +298,6 @@ async def _kept(world: World, **options: Any) -> AsyncIterator[GroupFormation]:
 
 @pytest.fixture
 def pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pauses that no test outlives."""
     monkeypatch.setattr(refusals, "FIRST_PAUSE_S", 1000.0)
     monkeypatch.setattr(refusals, "LONGEST_PAUSE_S", 1000.0)
 

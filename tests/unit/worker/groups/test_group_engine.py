@@ -9,13 +9,15 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.core.messages import groups as g
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SampledToken, SamplingParams
-from spotwise.worker.groups.group_engine import EngineLostError, GroupEngine
+from spotwise.worker.groups.group_engine import BlockTables, EngineLostError, GroupEngine
 
 RECORD = RequestRecord("r#0", 1, "g", 5, "model", (1, 2, 3), (), SamplingParams(), StopCriteria(9), 1.5)
 BATCH = Batch((BatchRow("r#0@1", 0, 3, (4,)),))
@@ -131,15 +133,7 @@ def test_every_member_clears_the_blocks_of_a_sequence_whose_numbers_are_none() -
 
 
 def test_with_one_stage_the_leader_samples_and_tells_the_others() -> None:
-    bench = Bench(1, 2)
-    bench.run()
-    bench.own.running[0][0]((TOKEN,))
-    assert bench.finished == [(TOKEN,)]
-    assert bench.links[0].orders[-1] == g.AppendGroupTokens(("r#0@1",), (7,))
-    assert bench.own.calls == []
-
-
-def test_a_failure_is_no_token_for_the_others() -> None:
+    """A failure is no token for them."""
     bench = Bench(1, 2)
     bench.run()
     bench.run()
@@ -150,6 +144,7 @@ def test_a_failure_is_no_token_for_the_others() -> None:
     bench.own.running[1][0]((failed,))
     assert len(bench.links[0].orders) == count
     assert bench.finished == [(TOKEN, failed), (failed,)]
+    assert bench.own.calls == []
 
 
 def test_with_more_stages_the_last_one_samples() -> None:
@@ -230,3 +225,32 @@ def test_a_group_that_broke_before_it_was_watched_says_so() -> None:
     heard: list[str] = []
     bench.engine.watch(heard.append, lambda: None)
     assert heard == ["its group is not whole"]
+
+
+NAMES = st.sampled_from(["a", "b", "d"])
+TABLES = st.lists(st.integers(0, 9), max_size=5).map(tuple)
+
+
+@given(st.lists(st.tuples(NAMES, TABLES, st.booleans()), max_size=30))
+def test_the_changes_give_the_tables(events: list[tuple[str, tuple[int, ...], bool]]) -> None:
+    """Whatever tables follow one another: grown, replaced, shrunk, forgotten."""
+    tables = BlockTables()
+    followed: dict[str, tuple[int, ...]] = {}
+    for name, table, is_dropped in events:
+        if is_dropped:
+            tables.drop(name)
+            followed.pop(name, None)
+            continue
+        (row,) = tables.rows(Batch((BatchRow(name, 0, 1, table),)))
+        followed[name] = followed.get(name, ())[: row.kept_blocks] + row.new_block_ids
+        assert followed[name] == table
+
+
+def test_a_decode_names_no_block_twice() -> None:
+    """A table that grew by one is one number."""
+    tables = BlockTables()
+    tables.rows(Batch((BatchRow("a", 0, 32, (7, 3)),)))
+    (same,) = tables.rows(Batch((BatchRow("a", 33, 1, (7, 3, 5)),)))
+    assert (same.kept_blocks, same.new_block_ids) == (2, (5,))
+    (again,) = tables.rows(Batch((BatchRow("a", 34, 1, (7, 3, 5)),)))
+    assert (again.kept_blocks, again.new_block_ids) == (3, ())

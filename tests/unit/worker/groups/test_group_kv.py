@@ -84,22 +84,18 @@ class Bench:
         return self.own
 
     def arrived(self, handoff: KvHandoff = HANDOFF) -> None:
-        """A device's part has arrived."""
         self.kv.reported(g.PartArrived(handoff, 100, 0.2, "shm"))
 
     def delivered(self) -> None:
-        """A device's part was delivered."""
         self.kv.reported(h.HandoffDelivered("r", 1, 100, 0.5, "tcp", 0.3))
 
 
 @pytest.fixture
 async def bench() -> Bench:
-    """One without hand-offs."""
     return Bench()
 
 
 async def soon() -> None:
-    """Let tasks that are ready run."""
     for _ in range(4):
         await asyncio.sleep(0)
 

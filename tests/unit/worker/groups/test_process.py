@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
@@ -18,6 +18,7 @@ from spotwise.mesh.process.clock import SystemClock
 from spotwise.worker.groups.formation import NotWantedError
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.settings import WorkerSettings
+from tests.contracts.waiting import until
 from tests.unit.core.parallel.builders import MODEL
 
 PLACE = DevicePlace(7, 1, 2, 0, 1, (0, 4), (2, 4))
@@ -140,7 +141,7 @@ async def test_the_process_ends_with_a_worker_whose_machine_goes(
     """A re-shape ends the worker only, which may be led again."""
     await _receive(process, order())
     lead.ends["mixed-c2-0"].set_result(devices_stay)
-    await _until(lambda: not process._led)
+    await until(lambda: not process._led)
     assert host.stopped != devices_stay
     await _receive(process, order())
     assert len(lead.led) == 2
@@ -161,7 +162,7 @@ async def test_a_process_under_notice_leaves_once_it_is_in_no_group(
     await asyncio.sleep(0.3)
     assert (lead.led, host.stopped) == ([], False)
     process.left("old")
-    await _until(lambda: host.stopped)
+    await until(lambda: host.stopped)
 
 
 async def test_a_process_under_notice_leaves_at_its_deadline(process: DeviceProcess, host: Host) -> None:
@@ -169,7 +170,7 @@ async def test_a_process_under_notice_leaves_at_its_deadline(process: DeviceProc
     process.entered("old", PLACE)
     await _receive(process, m.Drain("d0", host.clock.now() + 60.0))
     await _receive(process, m.Drain("d0", host.clock.now()))
-    await _until(lambda: host.stopped)
+    await until(lambda: host.stopped)
 
 
 async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
@@ -177,7 +178,7 @@ async def test_a_group_that_cannot_be_formed_costs_the_device_nothing(
 ) -> None:
     await _receive(process, order())
     lead.ends["mixed-c2-0"].set_exception(MeshError("the model cannot be cut into 2 x 5"))
-    await _until(lambda: not process._led)
+    await until(lambda: not process._led)
     assert (host.stopped, host.failures) == (False, [])
 
 
@@ -208,7 +209,7 @@ async def test_an_error_that_was_not_foreseen_ends_the_process(process: DevicePr
     """Nothing else would notice it: the supervisor starts the process again."""
     await _receive(process, order())
     lead.ends["mixed-c2-0"].set_exception(RuntimeError("a bug"))
-    await _until(lambda: bool(host.failures))
+    await until(lambda: bool(host.failures))
     assert host.failures == ["mixed-c2-0 cannot be led: a bug"]
 
 
@@ -232,9 +233,3 @@ async def test_it_reports_its_places_and_the_newest_in_its_heartbeat(process: De
     assert host.introduced[-1] == {"place": PLACE, "leader_id": "old"}
     process.left("old")
     assert host.introduced[-1] == {"place": None, "leader_id": ""}
-
-
-async def _until(is_so: Callable[[], bool]) -> None:
-    async with asyncio.timeout(2.0):
-        while not is_so():  # noqa: ASYNC110 - of a fake without events
-            await asyncio.sleep(0.01)

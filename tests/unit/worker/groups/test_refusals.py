@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from spotwise.worker.groups.refusals import FIRST_PAUSE_S, LONGEST_PAUSE_S, DeviceRefusals
 
 
@@ -29,18 +31,14 @@ def test_each_device_has_its_own() -> None:
     assert refusals.is_paused("d", 1, 0.1) and not refusals.is_paused("e", 1, 0.1)
 
 
-def test_a_process_that_was_started_again_begins_anew() -> None:
+@pytest.mark.parametrize("how", ["started again", "joins a group"])
+def test_it_begins_anew(how: str) -> None:
     refusals = DeviceRefusals()
     _pauses(refusals, "d", 1, 5)
     refusals.refused("d", 1, 100.0)
-    assert not refusals.is_paused("d", 2, 100.0)
-    assert refusals.in_a_row("d", 2) == 0
-    assert _pauses(refusals, "d", 2, 1) == [FIRST_PAUSE_S]
-
-
-def test_one_that_joins_a_group_begins_anew() -> None:
-    refusals = DeviceRefusals()
-    _pauses(refusals, "d", 1, 5)
-    refusals.joined("d")
-    assert refusals.in_a_row("d", 1) == 0
-    assert _pauses(refusals, "d", 1, 1) == [FIRST_PAUSE_S]
+    incarnation = 2 if how == "started again" else 1
+    if how == "joins a group":
+        refusals.joined("d")
+    assert not refusals.is_paused("d", incarnation, 100.0)
+    assert refusals.in_a_row("d", incarnation) == 0
+    assert _pauses(refusals, "d", incarnation, 1) == [FIRST_PAUSE_S]

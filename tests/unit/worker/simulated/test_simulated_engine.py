@@ -1,9 +1,11 @@
-"""An engine that only takes the time."""
+"""An engine that only takes the time, alone and of a group, and the words that it answers with."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +17,10 @@ from spotwise.core.costs.cost_profile import MeasuredRange
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParams, TokenLogprobs
+from spotwise.mesh.ports.ports import MeshError
 from spotwise.worker.simulated.engine import SimulatedEngine
+from spotwise.worker.simulated.groups.serve import SimulatedGroupEngine
+from spotwise.worker.simulated.serving import read_words
 from tests.contracts.waiting import until
 
 WORDS = (5, 7, 11, 13, 17)
@@ -29,7 +34,6 @@ class NoCost:
         self.shapes: list[BatchShape] = []
 
     def iteration_s(self, shape: BatchShape) -> float:
-        """Return none at all."""
         self.shapes.append(shape)
         return 0.0
 
@@ -41,7 +45,6 @@ def record(name: str = "r", **changes: Any) -> RequestRecord:
 
 
 def engine(cost: Any = None) -> SimulatedEngine:
-    """An engine of 8 blocks."""
     return SimulatedEngine(cost or NoCost(), WORDS, num_blocks=8, block_size=16, kv_bytes_per_token=4, name="nothing")
 
 
@@ -53,14 +56,12 @@ class Results:
         self.ended: list[tuple[SampledToken, ...] | Exception] = []
 
     async def run(self, *rows: BatchRow) -> Any:
-        """Run one batch to its end."""
         before = len(self.ended)
         self.engine.run_iteration(Batch(rows), self.ended.append, self.ended.append)
         await until(lambda: len(self.ended) > before)
         return self.ended[-1]
 
     async def answer(self, record: RequestRecord, count: int) -> list[int]:
-        """Compute a prompt and decode, `count` tokens in all."""
         await self.engine.add_sequence(record)
         known = len(record.prompt_token_ids) + len(record.output_token_ids)
         tokens = []
@@ -129,7 +130,6 @@ async def test_a_sequence_that_makes_no_sense_is_refused() -> None:
 
 
 async def test_a_part_of_a_prompt_brings_no_token() -> None:
-    """Only the last part brings a token; requested prompt scores come with it, and as many alternatives as were asked for."""
     results = Results(engine())
     sampling = SamplingParams(seed=9, logprobs=0, prompt_logprobs=1)
     await results.engine.add_sequence(record(sampling=sampling))
@@ -146,21 +146,13 @@ async def test_a_part_of_a_prompt_brings_no_token() -> None:
     assert second.prompt_logprobs is None
 
 
-async def test_a_batch_of_what_is_not_here_fails_alone() -> None:
-    """A batch with an unknown sequence or row fails as in the real engine, and the next batch runs."""
-    results = Results(engine())
-    await results.engine.add_sequence(record())
-    assert isinstance(await results.run(BatchRow("x@1", 0, 1, (0,))), ValueError)
-    assert isinstance(await results.run(BatchRow("r@1", 0, 9, (0,))), ValueError)
-    assert len(await results.run(BatchRow("r@1", 0, 3, (0,)))) == 1
-
-
 async def test_the_sequences_of_a_failed_batch_are_as_before() -> None:
-    """The other rows of a failed batch run again and yield the same tokens."""
+    """An unknown sequence or position fails its batch as in the real engine; the other rows yield the same tokens later."""
     results = Results(engine())
     await results.engine.add_sequence(record())
     row = BatchRow("r@1", 0, 3, (0,))
-    assert isinstance(await results.run(row, BatchRow("x@1", 0, 1, (0,))), ValueError)
+    for unknown in (BatchRow("x@1", 0, 1, (0,)), BatchRow("r@1", 0, 9, (0,))):
+        assert isinstance(await results.run(row, unknown), ValueError)
     (token,) = await results.run(row)
     fresh = Results(engine())
     await fresh.engine.add_sequence(record())
@@ -228,3 +220,92 @@ async def test_moves_of_kv_follow_one_another_each_way(monkeypatch: pytest.Monke
     timers[1][1]()
     assert ended == [None]
     monkeypatch.undo()
+
+
+def model_folder(folder: Path, tokenizer: dict[str, Any], config: dict[str, Any] | None = None) -> Path:
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    (folder / "config.json").write_text(json.dumps(config or {}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("vocabulary", "special", "config", "words"),
+    [
+        (
+            {"<s>": 0, "Ġthe": 1, "ing": 2, "Ġcat": 3, "ĠX9": 4, "Ġbeyond": 9, "Ġspecial": 5},
+            [{"id": 5, "content": " special", "special": True}],
+            {"vocab_size": 9},
+            (1, 3),
+        ),
+        (
+            [["<unk>", 0.0], ["▁hello", -1.0], ["▁world", -2.0], ["s", -3.0]],
+            [],
+            {"text_config": {"vocab_size": 4}},
+            (1, 2),
+        ),
+        ({"a": 0, "b": 1, "</s>": 2}, [{"id": 2, "special": True}], {}, (0, 1)),
+    ],
+    ids=["behind a blank", "a unigram vocabulary", "all where there are none"],
+)
+def test_a_tokenizers_words_are_read(
+    vocabulary: object, special: list[object], config: dict[str, Any], words: tuple[int, ...], tmp_path: Path
+) -> None:
+    tokenizer = {"model": {"vocab": vocabulary}, "added_tokens": special}
+    assert read_words(model_folder(tmp_path, tokenizer, config)) == words
+
+
+def test_a_folder_without_tokens_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="cannot be read"):
+        read_words(tmp_path)
+    with pytest.raises(ValueError, match=r"tokenizer\.json has no tokens"):
+        read_words(model_folder(tmp_path, {"model": {"vocab": {}}}))
+
+
+BATCH = Batch((BatchRow("r@1", 0, len(PROMPT), (0,)),))
+
+
+class Group:
+    """A group's engine, and what the role hears of it."""
+
+    def __init__(self) -> None:
+        self.engine = SimulatedGroupEngine(
+            NoCost(), WORDS, 8, 16, kv_bytes_per_token=4, name="nothing", host_blocks=8, host_link=LinkCost(60.0, 1.0)
+        )
+        self.heard: list[str] = []
+        self.engine.watch(self.heard.append, lambda: self.heard.append("whole"))
+
+
+async def test_it_computes_nothing_before_its_group_is_whole() -> None:
+    group = Group()
+    assert group.heard == ["its group is not whole"]
+    with pytest.raises(MeshError, match="not whole"):
+        await group.engine.add_sequence(record())
+    group.engine.formed((), 1, ())
+    assert group.heard[1:] == ["whole"]
+    await group.engine.add_sequence(record())
+    ended: list[Any] = []
+    group.engine.run_iteration(BATCH, ended.append, ended.append)
+    await until(lambda: bool(ended))
+    assert isinstance(ended[0][0], SampledToken)
+
+
+async def test_a_lost_group_ends_what_it_does_without_results() -> None:
+    """Swaps fail, iterations have no result, and no sequence is left; it is lost once."""
+    group = Group()
+    group.engine.formed((), 1, ())
+    await group.engine.add_sequence(record())
+    results: list[Any] = []
+    swaps: list[Exception | None] = []
+    group.engine.run_iteration(BATCH, results.append, results.append)
+    group.engine.swap_out((1,), (2,), swaps.append)
+    group.engine.lose("d1 is gone")
+    group.engine.lose("d2 is gone")
+    group.engine.run_iteration(BATCH, results.append, results.append)
+    assert group.heard[2:] == ["d1 is gone"]
+    assert [str(error) for error in swaps] == ["d1 is gone"]
+    assert group.engine.num_sequences == 0
+    group.engine.formed((), 2, ())
+    await group.engine.add_sequence(record())
+    group.engine.run_iteration(BATCH, results.append, results.append)
+    await until(lambda: bool(results))
+    assert len(results) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 
 import numpy as np
@@ -41,15 +42,13 @@ class Peer:
         self.reports.append(report)
 
     def target(self) -> KvTarget:
-        """Blocks reserved here."""
         return KvTarget(self.name, self.incarnation, self.transport.address, (3, 4))
 
 
-@pytest.fixture
-async def peers() -> AsyncIterator[tuple[Peer, Peer]]:
-    """A sender and a receiver over one broker."""
+@asynccontextmanager
+async def over(link: LinkCost) -> AsyncIterator[tuple[Peer, Peer]]:
+    """A sender and a receiver over one broker, with links of this cost."""
     broker = MemoryBroker()
-    link = LinkCost(latency_s=0.0, bytes_per_s=1e9)
     pair = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
     for peer in pair:
         await peer.transport.start()
@@ -58,6 +57,12 @@ async def peers() -> AsyncIterator[tuple[Peer, Peer]]:
         await peer.transport.close()
         await peer.transport.close()
         await peer.bus.close()
+
+
+@pytest.fixture
+async def peers() -> AsyncIterator[tuple[Peer, Peer]]:
+    async with over(LinkCost(latency_s=0.0, bytes_per_s=1e9)) as pair:
+        yield pair
 
 
 async def test_a_hand_off_arrives_with_its_report(peers: tuple[Peer, Peer]) -> None:
@@ -125,33 +130,24 @@ async def test_blocks_must_fit_the_reservation(peers: tuple[Peer, Peer]) -> None
 
 async def test_pushes_share_the_senders_link() -> None:
     """Two at once take as long as the bytes of both; latency they do not share."""
-    broker = MemoryBroker()
-    link = LinkCost(latency_s=0.01, bytes_per_s=BLOCK_BYTES / 0.05)
-    sender, receiver = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
-    await receiver.transport.start()
-    for name in ("a", "b"):
-        receiver.transport.expect(name, 1, (3, 4))
     loop = asyncio.get_running_loop()
-    began_s = loop.time()
-    await asyncio.gather(
-        *(sender.transport.push(receiver.target(), replace(HANDOFF, choice_id=name), (0,)) for name in ("a", "b"))
-    )
-    assert loop.time() - began_s >= 0.1
-    assert {handoff.choice_id for handoff in receiver.handoffs} == {"a", "b"}
-    await receiver.transport.close()
-    await sender.bus.close()
-    await receiver.bus.close()
+    async with over(LinkCost(latency_s=0.01, bytes_per_s=BLOCK_BYTES / 0.05)) as (sender, receiver):
+        for name in ("a", "b"):
+            receiver.transport.expect(name, 1, (3, 4))
+        began_s = loop.time()
+        await asyncio.gather(
+            *(sender.transport.push(receiver.target(), replace(HANDOFF, choice_id=name), (0,)) for name in ("a", "b"))
+        )
+        assert loop.time() - began_s >= 0.1
+        assert {handoff.choice_id for handoff in receiver.handoffs} == {"a", "b"}
 
 
-async def test_a_push_that_takes_too_long_has_failed() -> None:
-    """The push times out, and the request resumes on another worker."""
-    broker = MemoryBroker()
+async def test_a_push_that_takes_too_long_has_failed(peers: tuple[Peer, Peer]) -> None:
+    """The request resumes on another worker."""
     slow = LinkCost(latency_s=5.0, bytes_per_s=1.0)
-    sender = Peer(broker, "s", 3, slow)
-    hasty = TimedKvTransport(sender.bus, "s", 3, lambda *_: None, slow, BLOCK_BYTES, push_timeout_s=0.01)
+    hasty = TimedKvTransport(peers[0].bus, "s", 3, lambda *_: None, slow, BLOCK_BYTES, push_timeout_s=0.01)
     with pytest.raises(KvTransferError, match=r"not done within 0\.01 s"):
         await hasty.push(KvTarget("t", 7, "simulated:t", (3,)), HANDOFF, (0,))
-    await sender.bus.close()
 
 
 class TestMoves:
@@ -162,20 +158,13 @@ class TestMoves:
     @pytest.fixture
     async def push(self) -> AsyncIterator[WholePush]:
         """A push of such a sequence; a block takes 20 ms on the link."""
-        broker = MemoryBroker()
-        link = LinkCost(latency_s=0.0, bytes_per_s=BLOCK_BYTES / 0.02)
-        sender, receiver = Peer(broker, "s", 3, link), Peer(broker, "t", 7, link)
-        await receiver.transport.start()
-        receiver.transport.expect("r", 1, self.BLOCKS)
-        push = sender.transport.open_push(
-            replace(receiver.target(), block_ids=self.BLOCKS), KvSource("r", 1, self.BLOCKS[:20], 40, 0)
-        )
-        push.wrote(NUM_LAYERS, 20)
-        yield push
-        push.abort()
-        await receiver.transport.close()
-        await sender.bus.close()
-        await receiver.bus.close()
+        async with over(LinkCost(latency_s=0.0, bytes_per_s=BLOCK_BYTES / 0.02)) as (sender, receiver):
+            receiver.transport.expect("r", 1, self.BLOCKS)
+            target = replace(receiver.target(), block_ids=self.BLOCKS)
+            push = sender.transport.open_push(target, KvSource("r", 1, self.BLOCKS[:20], 40, 0))
+            push.wrote(NUM_LAYERS, 20)
+            yield push
+            push.abort()
 
     async def test_its_commit_takes_as_long_as_the_blocks_since(self, push: WholePush) -> None:
         """The blocks of before take their time until `caught_up`; the report has the bytes of all."""
@@ -228,7 +217,6 @@ class TestMoves:
 
 
 def test_memory_without_kv_has_its_size() -> None:
-    """An export has the size of an import, layer by layer, and other sizes are refused."""
     memory = NoKv(block_bytes=64_000)
     assert memory.num_layers * memory.layer_block_bytes == 64_000
     data = memory.export_layers(4, 2, (9, 8, 7))
@@ -244,23 +232,16 @@ def test_memory_without_kv_has_its_size() -> None:
 
 @pytest.mark.parametrize("is_committed", [False, True])
 async def test_a_push_can_be_called_off(is_committed: bool) -> None:
-    """Cancelled before its start, or on the way, it ends at once, without a hand-off."""
-    broker = MemoryBroker()
-    slow = LinkCost(latency_s=3600.0, bytes_per_s=1e9)
-    sender, receiver = Peer(broker, "s", 3, slow), Peer(broker, "t", 7, slow)
-    await receiver.transport.start()
-    receiver.transport.expect("r", 1, (3, 4))
-    push = sender.transport.open_push(receiver.target(), KvSource("r", 1, (0,), 40, 0))
-    delivered = asyncio.ensure_future(push.delivered())
-    if is_committed:
-        push.wrote(NUM_LAYERS, 1)
-        push.commit(HANDOFF)
-        await asyncio.sleep(0.01)
-    push.abort()
-    push.abort()
-    with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t .*: called off"):
-        await delivered
-    assert receiver.handoffs == []
-    await receiver.transport.close()
-    await sender.bus.close()
-    await receiver.bus.close()
+    async with over(LinkCost(latency_s=3600.0, bytes_per_s=1e9)) as (sender, receiver):
+        receiver.transport.expect("r", 1, (3, 4))
+        push = sender.transport.open_push(receiver.target(), KvSource("r", 1, (0,), 40, 0))
+        delivered = asyncio.ensure_future(push.delivered())
+        if is_committed:
+            push.wrote(NUM_LAYERS, 1)
+            push.commit(HANDOFF)
+            await asyncio.sleep(0.01)
+        push.abort()
+        push.abort()
+        with pytest.raises(KvTransferError, match=r"KV of r epoch 1 to t .*: called off"):
+            await delivered
+        assert receiver.handoffs == []

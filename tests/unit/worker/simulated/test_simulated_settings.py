@@ -1,10 +1,11 @@
-"""Settings of a process of simulated workers."""
+"""Settings of processes of simulated workers, and of simulated devices."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
@@ -13,18 +14,11 @@ from spotwise.core.costs.cost_model import LinearIterationCost, LinkCost
 from spotwise.core.costs.cost_profile import BUILT_IN, USUAL_HOST_LINK
 from spotwise.core.messages.members import Pool
 from spotwise.files.cost_profile import profile_as_dict
+from spotwise.worker.simulated.groups.serve import SimulatedDeviceSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
 
 
-@pytest.fixture
-def model_dir(tmp_path: Path) -> Path:
-    """A folder that passes for a model's."""
-    (tmp_path / "config.json").write_text("{}")
-    return tmp_path
-
-
 def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
-    """By default the process has one worker of its own id, and each id counts once."""
     assert SimulatedWorkerSettings(service_id="token-3", model_dir=model_dir).member_ids == ("token-3",)
     several = SimulatedWorkerSettings(service_id="group", members="a,b,a,c", model_dir=model_dir)
     assert several.member_ids == ("a", "b", "c")
@@ -33,7 +27,6 @@ def test_a_process_is_one_worker_by_default(model_dir: Path) -> None:
 
 
 def test_costs_are_the_files_or_the_built_in_ones(model_dir: Path) -> None:
-    """Costs are read from the file or built in, and a file that is no profile is refused by its name."""
     assert SimulatedWorkerSettings(model_dir=model_dir).costs() == BUILT_IN
     document = {**profile_as_dict(BUILT_IN), "name": "mine"}
     path = model_dir / "profile.json"
@@ -60,20 +53,15 @@ def test_costs_may_be_written_by_hand(model_dir: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("pool", [Pool.PROMPT, Pool.TOKEN])
-def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: Path, pool: Pool) -> None:
-    """Such a worker may get a hand-off at any time; the error contains the alternative."""
+@pytest.mark.parametrize("pool", [Pool.PROMPT, Pool.TOKEN, None, Pool.MIXED])
+def test_a_profile_without_hand_offs_is_refused_where_there_are_some(model_dir: Path, pool: Pool | None) -> None:
+    """Such a worker may get a hand-off at any time; a mixed one runs by a profile that a worker measured of itself."""
     path = model_dir / "profile.json"
     path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
-    with pytest.raises(ValidationError, match=r"has no hand-offs, .* mixed workers only, or record a mesh"):
-        SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
-
-
-@pytest.mark.parametrize("pool", [None, Pool.MIXED])
-def test_a_mixed_worker_needs_none(model_dir: Path, pool: Pool | None) -> None:
-    """A mixed worker needs no link cost, so it runs by a profile that a worker measured of itself."""
-    path = model_dir / "profile.json"
-    path.write_text(json.dumps(profile_as_dict(BUILT_IN) | {"link": None}))
+    if pool not in (None, Pool.MIXED):
+        with pytest.raises(ValidationError, match=r"has no hand-offs, .* mixed workers only, or record a mesh"):
+            SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
+        return
     settings = SimulatedWorkerSettings(model_dir=model_dir, profile=path, pool=pool)
     assert settings.link(settings.costs()).transfer_s(10**9) < 1e-6
 
@@ -107,13 +95,8 @@ def test_queues_are_of_the_profile_at_its_speed(model_dir: Path) -> None:
     assert slow is not None and fast is not None
     assert fast.first_quantum_s == pytest.approx(slow.first_quantum_s / 10)
     assert fast.starve_limit_s == pytest.approx(slow.starve_limit_s / 10)
-    reported = SimulatedWorkerSettings(
-        model_dir=model_dir,
-        policy="mlfq",  # type: ignore[arg-type]
-        speed=10.0,
-        starve_limit_ms=500,
-    )
-    mlfq = reported.worker_policy().mlfq
+    reported: dict[str, Any] = {"policy": "mlfq", "speed": 10.0, "starve_limit_ms": 500}
+    mlfq = SimulatedWorkerSettings(model_dir=model_dir, **reported).worker_policy().mlfq
     assert mlfq is not None
     assert mlfq.starve_limit_s == pytest.approx(0.05)
 
@@ -129,3 +112,12 @@ def test_the_hosts_memory_is_four_times_the_devices_unless_bytes_are_set(model_d
     assert swapping.host_link(BUILT_IN).transfer_s(10**9) == pytest.approx(USUAL_HOST_LINK.transfer_s(10**9) / 2)
     measured = replace(BUILT_IN, host_link=LinkCost(0.0, 1e9))
     assert swapping.host_link(measured).transfer_s(10**9) == pytest.approx(0.5)
+
+
+def test_each_device_of_a_group_has_its_leader_and_spare_ones_none(model_dir: Path) -> None:
+    settings = SimulatedDeviceSettings(groups="a,b", spares="s", stages=2, model_dir=model_dir)
+    leaders = {f"{leader}-device-{number}": leader for leader in "ab" for number in (0, 1)}
+    assert settings.first_leaders == {**leaders, "s": ""}
+    assert SimulatedDeviceSettings(model_dir=model_dir).first_leaders == {}
+    with pytest.raises(ValidationError):
+        SimulatedDeviceSettings(groups="a,,b", model_dir=model_dir)
