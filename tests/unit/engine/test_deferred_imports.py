@@ -117,6 +117,13 @@ def test_an_imported_package_is_left_alone(tmp_path: Path) -> None:
     )
 
 
+def test_a_package_that_is_not_installed_stays_away(tmp_path: Path) -> None:
+    run_with_package(
+        tmp_path,
+        "DeferredPackage('no_such_package', {}).install()\nassert 'no_such_package' not in sys.modules\ndouble(1)",
+    )
+
+
 def test_a_model_is_loaded_and_computes_without_the_compiler(tmp_path: Path) -> None:
     """Neither a worker's imports nor a model's tokens import `torch._dynamo`, sympy's printers and scipy's optimizers."""
     folder = save_model(llama_config(), tmp_path / "llama")
@@ -131,7 +138,8 @@ for native in (True, False):
     driver = Driver(load_engine(Path({str(folder)!r}), native=native))
     driver.add(record("a", [1, 2, 3, 4, 5]))
     assert driver.finish()
-imported = [name for name in ("torch._dynamo.config", "torch._inductor", "scipy.linalg") if name in sys.modules]
+heavy = ("torch._dynamo.config", "torch._inductor", "scipy.linalg", "botocore")
+imported = [name for name in heavy if name in sys.modules]
 assert imported == [], imported
 """,
     )

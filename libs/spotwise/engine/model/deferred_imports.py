@@ -1,14 +1,16 @@
 """Packages that transformers imports and a worker never runs, imported only once something uses them.
 
-transformers decorates functions for `torch.compile`, which the engine does not use, and takes a function of scipy for losses. A
-stand-in has such a package's place in `sys.modules`. It has the names that transformers' imports read; any other name, and the
-import of a submodule, imports the package. (`importlib.util.LazyLoader` does so at `from package import name`.)
+transformers decorates functions for `torch.compile`, which the engine does not use, takes a function of scipy for losses, and
+through accelerate boto3 where that is installed. A stand-in has such a package's place in `sys.modules`. It has the names that
+transformers' imports read; any other name, and the import of a submodule, imports the package. (`importlib.util.LazyLoader`
+does so at `from package import name`.)
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -42,8 +44,8 @@ class DeferredPackage(MetaPathFinder, Loader):
         vars(self._stand_ins[name]).update({each: partial(self._disable, each) for each in disabling})
 
     def install(self) -> None:
-        """Take the place of the package where it is not imported yet."""
-        if self._name not in sys.modules:
+        """Take the place of the package where it is installed and not imported yet."""
+        if self._name not in sys.modules and importlib.util.find_spec(self._name.partition(".")[0]) is not None:
             sys.modules.update(self._stand_ins)
             sys.meta_path.insert(0, self)
 
@@ -116,6 +118,7 @@ class _StandIn(ModuleType):
 
 def defer_unused_imports() -> None:
     """Defer them; to be called before transformers is imported."""
+    DeferredPackage("boto3", {}).install()
     DeferredPackage("scipy.optimize", {"scipy.optimize": ["linear_sum_assignment"]}).install()
     DeferredPackage(
         "torch._dynamo",
