@@ -24,7 +24,7 @@ from spotwise.cloud.instances import (
     in_order,
     require_mesh_name,
 )
-from spotwise.cloud.local_processes import MachineProcess, StartError, start_machine
+from spotwise.cloud.local_processes import Launch, MachineProcess, StartError, execute, start_machine
 from spotwise.cloud.local_state import LocalFolder, LocalMachine, LocalState
 from spotwise.core.access.secret_variables import environment_for
 from spotwise.core.messages.fleet import InstanceState
@@ -91,13 +91,21 @@ class LocalInstances:
         mesh: name of the mesh that owns the instances.
         options: instance types and limits.
         now: seconds since the epoch.
+        run: runs the launcher of a machine.
     """
 
-    def __init__(self, mesh: str, options: LocalOptions, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self,
+        mesh: str,
+        options: LocalOptions,
+        now: Callable[[], float] = time.time,
+        run: Callable[[Launch], str] = execute,
+    ) -> None:
         self._mesh = require_mesh_name(mesh)
         self._options = options
         self._folder = LocalFolder(options.folder)
         self._now = now
+        self._run = run
 
     async def acquire(self, request: AcquireRequest) -> list[AcquiredInstance]:
         """Start the ordered processes, or as many as the limit allows.
@@ -240,6 +248,7 @@ class LocalInstances:
             mark=self._folder.mark(machine),
             lock_fd=lock_fd,
             supervisor=self._options.supervisor,
+            run=self._run,
         )
 
     def _let_go(self, instance_ids: Sequence[str], grace_s: float) -> list[LocalMachine]:

@@ -12,9 +12,10 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
 
 #: Environment variable that marks a machine's processes. Its value includes the folder, so it is unique on this computer.
 MARK = "SPOTWISE_INSTANCE"
@@ -27,7 +28,8 @@ _LEFT_S = 30.0
 # The machine's first process guards the program, once the launcher, which has the mark as well, has ended: it passes SIGTERM
 # on. Once the program has ended, it ends what is left, by SIGTERM and then by SIGKILL; once the supervisor has, everything, by
 # SIGKILL. The kernel kills the program if the guard is killed (PR_SET_PDEATHSIG), and the next listing what is left then.
-_LAUNCHER = """
+# `become`, where it is given, is the program in place of an executed one.
+LAUNCHER = """
 import ctypes, os, select, signal, sys, time
 path, lock, owner, mark, left_s, *argv = sys.argv[1:]
 reader, writer = os.pipe()
@@ -78,7 +80,7 @@ if not program:
         os._exit(1)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     try:
-        os.execvpe(argv[0], argv, os.environ)
+        globals().get("become", lambda argv: os.execvpe(argv[0], argv, os.environ))(argv)
     except OSError as error:
         fail(f"cannot run {argv[0]}: {error.strerror}")
 os.close(writer)
@@ -202,6 +204,41 @@ class MachineProcess:
                 yield pid, stat.start_ticks
 
 
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """One run of the launcher.
+
+    Attributes:
+        arguments: the launcher's own, of which the second is the number of `lock`.
+        lock: a descriptor that the launcher keeps open until the process file is written.
+        output: stdout and stderr of the machine.
+        folder: working folder.
+        env: the complete environment.
+    """
+
+    arguments: Sequence[str]
+    lock: int
+    output: IO[bytes]
+    folder: Path
+    env: Mapping[str, str]
+
+
+def execute(launch: Launch) -> str:
+    """Run the launcher as a new program; return what is wrong, empty where its machine has started."""
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", LAUNCHER, *launch.arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=launch.output,
+        stderr=subprocess.PIPE,
+        cwd=launch.folder,
+        env=launch.env,
+        pass_fds=[launch.lock],
+        check=False,
+    )
+    said = done.stderr.decode(errors="replace").strip()
+    return said or f"the launcher ended with {done.returncode}" if done.returncode else ""
+
+
 def start_machine(
     argv: Sequence[str],
     *,
@@ -212,6 +249,7 @@ def start_machine(
     mark: str,
     lock_fd: int,
     supervisor: str = "",
+    run: Callable[[Launch], str] = execute,
 ) -> MachineProcess:
     """Start a machine in its own session.
 
@@ -224,36 +262,25 @@ def start_machine(
         mark: unique on this computer.
         lock_fd: a descriptor that the launcher keeps open until the process file is written.
         supervisor: `PID:START` of the process with which the machine ends; empty: it ends with none.
+        run: runs the launcher, as `execute` does.
 
     Raises:
         StartError: its program cannot be run.
     """
+    arguments = [str(known_at), str(lock_fd), supervisor, f"{MARK}={mark}", str(_LEFT_S), *argv]
     with log.open("ab") as output:
-        done = subprocess.run(
-            [
-                sys.executable,
-                "-I",
-                "-S",
-                "-c",
-                _LAUNCHER,
-                str(known_at),
-                str(lock_fd),
-                supervisor,
-                f"{MARK}={mark}",
-                str(_LEFT_S),
-                *argv,
-            ],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.PIPE,
-            cwd=folder,
-            env={**env, MARK: mark},
-            pass_fds=[lock_fd],
-            check=False,
+        wrong = run(
+            Launch(
+                arguments,
+                lock_fd,
+                output,
+                folder,
+                {MARK: mark, **{name: value for name, value in env.items() if name != MARK}},
+            )
         )
     process = MachineProcess.read(known_at, mark)
-    if done.returncode or process is None:
-        raise StartError(done.stderr.decode(errors="replace").strip() or f"the launcher ended with {done.returncode}")
+    if wrong or process is None:
+        raise StartError(wrong or "the launcher wrote no process file")
     return process
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import shlex
 import sys
 from collections.abc import AsyncIterator
@@ -13,12 +14,14 @@ from spotwise.cloud.ec2_client import Ec2Options
 from spotwise.cloud.ec2_instances import Ec2Instances
 from spotwise.cloud.instances import InstanceProvider, ProviderRefused
 from spotwise.cloud.local_instances import LocalInstances, LocalOptions
+from spotwise.cloud.local_processes import execute
 from spotwise.cloud.traced_instances import TracedInstances
 from spotwise.files.fleet_file import FleetFile, FleetFileError
-from spotwise.files.spot_traces import read_spot_trace
+from spotwise.files.spot_traces import SpotTrace, read_spot_trace
 from spotwise.files.tables import TraceError
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.settings import ServiceSettings
+from spotwise.spot_watcher.instance_forks import InstanceForks
 from spotwise.spot_watcher.settings import SpotWatcherSettings
 
 #: The watcher's own; its devices have theirs, or none.
@@ -60,16 +63,25 @@ def local_options(settings: SpotWatcherSettings, fleet: FleetFile) -> LocalOptio
 
 
 class OpenProvider:
-    """A provider, and its local part, whose options may change."""
+    """A provider; its local part, whose options may change; and what forks local instances."""
 
-    def __init__(self, provider: InstanceProvider, local: LocalInstances | None = None) -> None:
+    def __init__(
+        self, provider: InstanceProvider, local: LocalInstances | None = None, forks: InstanceForks | None = None
+    ) -> None:
         self.provider = provider
         self._local = local
+        self._forks = forks
 
     def use(self, settings: SpotWatcherSettings, fleet: FleetFile) -> None:
         """Take commands and limits of a changed fleet file; other providers keep theirs until a restart."""
         if self._local is not None and fleet.provider == "local":
             self._local.use(local_options(settings, fleet))
+
+    async def close(self) -> None:
+        """Close them; instances go on."""
+        await self.provider.close()
+        if self._forks is not None:
+            self._forks.close()
 
 
 @contextlib.asynccontextmanager
@@ -83,7 +95,7 @@ async def open_provider(settings: SpotWatcherSettings, fleet: FleetFile) -> Asyn
     try:
         yield opened
     finally:
-        await opened.provider.close()
+        await opened.close()
 
 
 async def _open(settings: SpotWatcherSettings, fleet: FleetFile) -> OpenProvider:
@@ -95,13 +107,26 @@ async def _open(settings: SpotWatcherSettings, fleet: FleetFile) -> OpenProvider
             return OpenProvider(await Ec2Instances.connect(settings.fleet_mesh, options))
         except ProviderRefused as error:
             raise MeshError(f"the provider aws cannot be opened: {error}") from error
-    local = LocalInstances(settings.fleet_mesh, local_options(settings, fleet))
     if settings.fleet_trace is None:
-        return OpenProvider(local, local)
+        return _local(settings, fleet)
     try:
         trace = await asyncio.to_thread(read_spot_trace, settings.fleet_trace)
     except (TraceError, FleetFileError) as error:
         raise MeshError(f"SPOTWISE_FLEET_TRACE: {error}") from error
+    return _local(settings, fleet, trace)
+
+
+def _local(settings: SpotWatcherSettings, fleet: FleetFile, trace: SpotTrace | None = None) -> OpenProvider:
+    forks = None
+    if settings.fleet_imports and any(not each.command and each.devices == 1 for each in fleet.types):
+        settings.state_folder.mkdir(parents=True, exist_ok=True)
+        program, *modules = settings.fleet_imports.split(",")
+        forks = InstanceForks(program, modules, os.environ, settings.state_folder / "fork-server.log")
+    local = LocalInstances(
+        settings.fleet_mesh, local_options(settings, fleet), run=execute if forks is None else forks.run
+    )
+    if trace is None:
+        return OpenProvider(local, local, forks)
     grace_s = fleet.notice_s if settings.fleet_grace_s is None else settings.fleet_grace_s
     traced = TracedInstances(
         local,
@@ -112,4 +137,4 @@ async def _open(settings: SpotWatcherSettings, fleet: FleetFile) -> OpenProvider
         grace_s,
         reaction=settings.fleet_reaction,
     )
-    return OpenProvider(traced, local)
+    return OpenProvider(traced, local, forks)

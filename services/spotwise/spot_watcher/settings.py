@@ -101,6 +101,11 @@ class SpotWatcherSettings(ServiceSettings):
         "",
         description="JSON list: program and arguments of local instances whose type has none; default: devices of groups",
     )
+    fleet_imports: str = Field(
+        "",
+        description="modules that a local instance without a command of its own imports, of one device, separated by "
+        "commas, the one that it runs first: instances are forked from a process that has imported them; unset: executed",
+    )
     fleet_nats_url: str | None = Field(
         None, description="broker with the user of local instances; default: the watcher's SPOTWISE_NATS_URL"
     )

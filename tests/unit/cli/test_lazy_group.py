@@ -31,6 +31,15 @@ def app_of(places: dict[str, str]) -> typer.Typer:
     return app
 
 
+def test_a_mesh_that_buys_nothing_starts_without_what_reads_fleets() -> None:
+    run = (
+        "import sys, spotwise.cli.launch.up\n"
+        "print(*{'numpy', 'spotwise.files.fleet_file', 'torch', 'transformers'} & {*sys.modules})"
+    )
+    done = subprocess.run([sys.executable, "-c", run], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout == "\n"
+
+
 def test_help_names_the_commands_in_their_order() -> None:
     app = app_of({"status": "spotwise.cli.status:status", "drain": "spotwise.cli.drain:drain"})
     shown = CliRunner().invoke(app, ["--help"]).output

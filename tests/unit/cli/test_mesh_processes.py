@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -20,9 +22,11 @@ NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"
 
 
-def plan(cores: int = 2, *, native: bool = False, **options: object) -> dict[str, ServiceProcess]:
+def plan(
+    cores: int = 2, environ: Mapping[str, str] = MappingProxyType({}), *, native: bool = False, **options: object
+) -> dict[str, ServiceProcess]:
     mesh = mesh_options(**{"model_folder": Path("/models/tiny"), "model_name": "tiny", **options})
-    services = mesh_processes(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native))
+    services = mesh_processes(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native), environ)
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -318,11 +322,13 @@ def test_devices_of_simulated_groups_live_many_to_a_process() -> None:
     assert "SPOTWISE_GROUPS" not in spare.env
 
 
-def fleet_plan(cores: int = 4, **options: object) -> dict[str, ServiceProcess]:
+def fleet_plan(
+    cores: int = 4, environ: Mapping[str, str] = MappingProxyType({}), **options: object
+) -> dict[str, ServiceProcess]:
     """The plan of a mesh that buys its instances."""
     given = {"file": "/fleet.toml", "folder": "/run/instances", "most_devices": 4}
     none = {"prompt_workers": 0, "token_workers": 0, "reshapable": True, "fleet": given}
-    return plan(cores, native=True, **{**none, **options})
+    return plan(cores, environ, native=True, **{**none, **options})
 
 
 def test_a_mesh_that_buys_its_instances_has_no_workers_at_first() -> None:
@@ -378,6 +384,16 @@ def test_an_instance_gets_the_environment_of_a_device_from_its_watcher() -> None
     assert "SPOTWISE_LEADER_ID" not in watcher
     assert fleet_plan(cores=8)["watcher-0"].env["SPOTWISE_THREADS"] == "2"
     assert fleet_plan(threads=3)["watcher-0"].env["SPOTWISE_THREADS"] == "3"
+
+
+def test_instances_are_forked_unless_the_user_has_all_executed() -> None:
+    """The first module is what an instance's command runs: by it the watcher's server knows the command."""
+    imports = fleet_plan()["watcher-0"].env["SPOTWISE_FLEET_IMPORTS"].split(",")
+    assert imports[0] == "spotwise.worker.groups"
+    assert "spotwise.worker.groups.serve" in imports
+    simulated = fleet_plan(engine="simulated")["watcher-0"].env
+    assert simulated["SPOTWISE_FLEET_IMPORTS"] == json.loads(simulated["SPOTWISE_FLEET_COMMAND"])[-1]
+    assert "SPOTWISE_FLEET_IMPORTS" not in fleet_plan(environ={"SPOTWISE_FORK_SERVER": "0"})["watcher-0"].env
 
 
 def test_a_simulated_fleets_instance_is_a_simulated_device() -> None:

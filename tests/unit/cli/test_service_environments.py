@@ -11,9 +11,9 @@ import pytest
 
 from spotwise.cli.launch.mesh_servers import MeshServers, ServerAccess
 from spotwise.cli.launch.run_folder import RunFolder
-from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
+from spotwise.cli.launch.service_process import FORK_SERVER, ServiceProcess, StopOrder
 from spotwise.cli.launch.supervision.readiness import Readiness
-from spotwise.cli.launch.supervision.service_starts import FORK_SERVER, ServiceStarts
+from spotwise.cli.launch.supervision.service_starts import ServiceStarts
 from spotwise.cli.launch.supervision.supervise import _embedded, _supervised_service
 from spotwise.core.access.store_budget import SHIPPED_MAXMEMORY_BYTES
 from tests.contracts.waiting import until

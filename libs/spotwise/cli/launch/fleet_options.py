@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.given_options import FleetChoice
 from spotwise.cli.launch.options import FleetOptions
 from spotwise.cli.launch.run_folder import RunFolder
 from spotwise.cli.option_groups import given_flags
-from spotwise.core.fleet.policy import FleetPolicy
-from spotwise.files.fleet_file import FleetFile, FleetFileError, read_fleet
-from spotwise.files.spot_traces import read_spot_trace
-from spotwise.files.tables import TraceError
+
+if TYPE_CHECKING:
+    from spotwise.files.fleet_file import FleetFile
 
 #: Devices of this computer, for a trace without a fleet file.
 _LOCAL_FLEET = Path(__file__).parent / "local_fleet" / "fleet.toml"
@@ -34,6 +34,12 @@ def fleet_options(folder: RunFolder, given: FleetChoice, *, is_simulated: bool =
         return None
     if trace is None and given_flags(given, ("compress", "grace_s")):
         raise OptionError("--compress and --grace are about a trace; add --trace FILE")
+    # Most meshes buy nothing, and start without waiting for what reads these files.
+    from spotwise.core.fleet.policy import FleetPolicy
+    from spotwise.files.fleet_file import FleetFileError, read_fleet
+    from spotwise.files.spot_traces import read_spot_trace
+    from spotwise.files.tables import TraceError
+
     file = (given.file or _LOCAL_FLEET).absolute()
     try:
         fleet = read_fleet(file)

@@ -10,13 +10,14 @@ from collections.abc import Mapping
 from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.options import FleetOptions, MeshOptions
 from spotwise.cli.launch.simulated_processes import simulated_env
-from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker
+from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_imports
 from spotwise.mesh.embedded.child_process import identify
 
+_SIMULATED_DEVICE = "spotwise.worker.simulated.groups"
 #: Command of a local instance that is one simulated device.
 _SIMULATED_INSTANCE = (
     *("env", "SPOTWISE_SERVICE_ID={instance_id}", "SPOTWISE_SPARES={instance_id}"),
-    *(sys.executable, "-P", "-m", "spotwise.worker.simulated.groups"),
+    *(sys.executable, "-P", "-m", _SIMULATED_DEVICE),
 )
 
 
@@ -39,9 +40,14 @@ def planner_of_fleet(fleet: FleetOptions) -> dict[str, str]:
 
 
 def watcher_of_fleet(
-    options: MeshOptions, fleet: FleetOptions, common: Mapping[str, str], machine: LocalHost
+    options: MeshOptions, fleet: FleetOptions, common: Mapping[str, str], machine: LocalHost, *, forks: bool = True
 ) -> dict[str, str]:
-    """Return the environment of the watcher with the provider, whose local instances are devices with that environment."""
+    """Return the environment of the watcher with the provider, whose local instances are devices with that environment.
+
+    Args:
+        forks: local instances are forked from a process that has imported their modules.
+    """
+    imports: tuple[str, ...] = (_SIMULATED_DEVICE,)
     if options.engine is EngineKind.SIMULATED:
         device = {**simulated_env(options, common), "SPOTWISE_POOL": "mixed", "OMP_NUM_THREADS": "1"}
         device["SPOTWISE_FLEET_COMMAND"] = json.dumps(_SIMULATED_INSTANCE)
@@ -51,11 +57,13 @@ def watcher_of_fleet(
         threads = threads_of(options, fleet.most_devices, machine)
         threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))
         device = dict(worker(options, common, "mixed", "", threads, fleet.most_devices).env)
+        imports = ("spotwise.worker.groups", *worker_imports(options))
     given = {
         "SPOTWISE_FLEET_FILE": fleet.file,
         "SPOTWISE_FLEET_MESH": options.name,
         "SPOTWISE_FLEET_FOLDER": fleet.folder,
         "SPOTWISE_FLEET_SUPERVISOR": _this_process(),
+        "SPOTWISE_FLEET_IMPORTS": ",".join(imports) if forks else None,
         "SPOTWISE_FLEET_TRACE": fleet.trace,
         "SPOTWISE_FLEET_COMPRESS": fleet.compress,
         "SPOTWISE_FLEET_GRACE_S": fleet.grace_s,

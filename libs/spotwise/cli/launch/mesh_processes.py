@@ -9,7 +9,14 @@ from types import MappingProxyType
 from spotwise.cli.launch.fleet_processes import planner_of_fleet, scheduler_of_fleet, watcher_of_fleet
 from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.options import MeshOptions
-from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, common_env, gateway_env, service
+from spotwise.cli.launch.service_process import (
+    FORK_SERVER,
+    ServiceProcess,
+    StopOrder,
+    common_env,
+    gateway_env,
+    service,
+)
 from spotwise.cli.launch.simulated_processes import simulated_group_processes, simulated_processes, simulated_workers
 from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_processes
 
@@ -35,7 +42,8 @@ def mesh_processes(
     if options.fleet is not None:
         scheduler = single_threaded | scheduler_of_fleet(options.fleet)
         planner = single_threaded | planner_of_fleet(options.fleet)
-        watcher = watcher_of_fleet(options, options.fleet, common, machine)
+        forks = environ.get(FORK_SERVER, "1") != "0"
+        watcher = watcher_of_fleet(options, options.fleet, common, machine, forks=forks)
     elif options.engine is not EngineKind.SIMULATED:
         workers = worker_processes(options, common, machine)
     elif options.reshapable:

@@ -12,6 +12,8 @@ from spotwise.core.access.secret_variables import environment_for
 
 #: Environment of every service, part of which Python and libraries read before a service runs.
 PYTHON_ENV = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+#: 0: every process is executed as a new program, none is forked.
+FORK_SERVER = "SPOTWISE_FORK_SERVER"
 
 
 class StopOrder(IntEnum):

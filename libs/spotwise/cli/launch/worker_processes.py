@@ -95,7 +95,7 @@ def _group(
 
 
 def _device(options: MeshOptions, device_id: str, env: Mapping[str, str]) -> ServiceProcess:
-    return service(options, "worker.groups", device_id, env, StopOrder.WORKER, later_imports=_imports(options))
+    return service(options, "worker.groups", device_id, env, StopOrder.WORKER, later_imports=worker_imports(options))
 
 
 def worker(
@@ -128,10 +128,10 @@ def worker(
     if own_cores:
         env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
     module = "prompt_worker" if pool == "prompt" else "token_worker"
-    return service(options, module, worker_id, env, StopOrder.WORKER, later_imports=_imports(options))
+    return service(options, module, worker_id, env, StopOrder.WORKER, later_imports=worker_imports(options))
 
 
-def _imports(options: MeshOptions) -> tuple[str, ...]:
+def worker_imports(options: MeshOptions) -> tuple[str, ...]:
     """Return what every worker imports after its settings: torch and transformers with it, and the model's own code."""
     engine = tuple(f"{options.service_modules}{name}" for name in ("worker.serve", "worker.groups.serve"))
     try:

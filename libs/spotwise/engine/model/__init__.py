@@ -1,0 +1,3 @@
+from spotwise.engine.model.deferred_imports import defer_unused_imports
+
+defer_unused_imports()

@@ -26,7 +26,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: A fork of a large process on a busy machine takes tenths of a second.
 _REPLY_S = 10.0
 #: One thread: a process with several cannot be forked safely. CUDA is looked for without being initialised.
-_ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+ENV = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 
 
 class ForkServer:
@@ -43,7 +43,7 @@ class ForkServer:
         self._programs = programs
         self._modules = modules
         self._log_path = log_path
-        self._env = {**env, **_ENV}
+        self._env = {**env, **ENV}
         self._is_ready = False
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1)
         self._begin()

@@ -18,6 +18,7 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
@@ -27,19 +28,24 @@ def main() -> None:
     """Import, then fork until the other side is gone; goes on as the program in each forked process."""
     channel = socket.socket(fileno=int(sys.argv[1]))
     first_module = sys.argv.index("--")
-    gc.disable()  # imports make objects that stay
-    for program in sys.argv[2:first_module]:
-        _import(_file_of(program))
-    for name in sys.argv[first_module + 1 :]:
-        _import(name)
-    gc.freeze()
+    import_once(sys.argv[2:first_module], sys.argv[first_module + 1 :])
     channel.send(b"ready")
     order = _ordered(channel)
     if order is not None:
         channel.close()
         with os.fdopen(order, "rb") as file:
             given = json.load(file)
-        _become(**given)
+        become(**given)
+
+
+def import_once(programs: Sequence[str], modules: Sequence[str]) -> None:
+    """Import what forked processes will use: the modules that `python -m` runs for programs, and others."""
+    gc.disable()  # imports make objects that stay
+    for program in programs:
+        _import(_file_of(program))
+    for name in modules:
+        _import(name)
+    gc.freeze()
 
 
 def _import(name: str) -> None:
@@ -127,25 +133,35 @@ def _settle(between: int, parent: int, log: int) -> None:
     os.close(log)
 
 
-def _become(module: str, env: dict[str, str], folder: str) -> None:
-    """Be the program of an order, as `python -P -m MODULE` would."""
+def become(module: str, env: Mapping[str, str], folder: str) -> None:
+    """Be a program, as `python -P -m MODULE` would."""
     gc.enable()
     os.environ.clear()
     os.environ.update(env)
     os.chdir(folder)
     sys.argv[1:] = []
-    _show_as(f"{sys.executable} -P -m {module}")
+    show_as(f"{sys.executable} -P -m {module}")
     sys.modules.pop(_file_of(module), None)  # it runs anew, as `__main__`
     runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def _show_as(title: str) -> None:
+def show_as(title: str) -> None:
     """Have /proc/PID/cmdline, and so `ps`, show the program (proc(5)): the memory of the server's arguments is its own."""
+    _show(45, title.encode(), b" ")
+
+
+def show_environment(env: Mapping[str, str]) -> None:
+    """Have /proc/PID/environ show an environment, or its beginning, as far as the one that the server was given is long."""
+    _show(47, b"\0".join(f"{name}={value}".encode() for name, value in env.items()), b"\0")
+
+
+def _show(field: int, text: bytes, filler: bytes) -> None:
+    """Write over memory whose start and end are fields of /proc/self/stat, counted from the one behind the program's name."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-        start, end = int(fields[45]), int(fields[46])
-        shown = title.encode()[: end - start - 2] + b"\0"
-        ctypes.memmove(start, shown.ljust(end - start, b" "), end - start)
+        start, end = int(fields[field]), int(fields[field + 1])
+        shown = text[: end - start - 2] + b"\0"
+        ctypes.memmove(start, shown.ljust(end - start, filler), end - start)
 
 
 if __name__ == "__main__":

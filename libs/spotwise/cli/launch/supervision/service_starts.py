@@ -11,13 +11,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from spotwise.cli.launch.run_folder import RunFolder
-from spotwise.cli.launch.service_process import PYTHON_ENV, ServiceProcess
+from spotwise.cli.launch.service_process import FORK_SERVER, PYTHON_ENV, ServiceProcess
 from spotwise.core.access.secret_variables import environment_for
 from spotwise.mesh.embedded.child_process import ChildProcess, start_child
 from spotwise.mesh.embedded.fork_server import ForkServer, reap_orphans
-
-#: 0: every service is executed as a new program.
-FORK_SERVER = "SPOTWISE_FORK_SERVER"
 
 
 class ServiceStarts:
