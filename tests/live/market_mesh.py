@@ -80,7 +80,9 @@ class MarketMesh(LiveMesh):
 
     def _write_trace(self) -> None:
         lines = [f"0,add,node-{number}" for number in (1, 2, 3)]
-        lines += [f"{at_s * 1e3:.0f},remove,{node},{notice_s * 1e3:.0f}" for at_s, node, notice_s in self._removals]
+        lines += [
+            f"{at_s * 1e3:.0f},remove,{node},{notice_s * 1e3:.0f}" for at_s, node, notice_s in sorted(self._removals)
+        ]
         self.trace.write_text("\n".join(lines) + "\n")
 
     def view(self) -> FleetView | None:
