@@ -10,11 +10,11 @@ from spotwise.cli.launch.fleet_processes import planner_of_fleet, scheduler_of_f
 from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.service_process import (
-    FORK_SERVER,
     ServiceProcess,
     StopOrder,
     common_env,
     gateway_env,
+    may_fork,
     service,
 )
 from spotwise.cli.launch.simulated_processes import simulated_group_processes, simulated_processes, simulated_workers
@@ -42,8 +42,7 @@ def mesh_processes(
     if options.fleet is not None:
         scheduler = single_threaded | scheduler_of_fleet(options.fleet)
         planner = single_threaded | planner_of_fleet(options.fleet)
-        forks = environ.get(FORK_SERVER, "1") != "0"
-        watcher = watcher_of_fleet(options, options.fleet, common, machine, forks=forks)
+        watcher = watcher_of_fleet(options, options.fleet, common, machine, forks=may_fork(environ))
     elif options.engine is not EngineKind.SIMULATED:
         workers = worker_processes(options, common, machine)
     elif options.reshapable:

@@ -16,6 +16,11 @@ PYTHON_ENV = {"HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
 FORK_SERVER = "SPOTWISE_FORK_SERVER"
 
 
+def may_fork(environ: Mapping[str, str]) -> bool:
+    """Whether processes are forked from ones that have imported their modules, as the supervisor's environment says."""
+    return environ.get(FORK_SERVER, "1") != "0"
+
+
 class StopOrder(IntEnum):
     """The order in which processes stop: gateway, workers, control plane, broker and store."""
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Self
 
 from spotwise.cli.launch.run_folder import RunFolder
-from spotwise.cli.launch.service_process import FORK_SERVER, PYTHON_ENV, ServiceProcess
+from spotwise.cli.launch.service_process import PYTHON_ENV, ServiceProcess, may_fork
 from spotwise.core.access.secret_variables import environment_for
 from spotwise.mesh.embedded.child_process import ChildProcess, start_child
 from spotwise.mesh.embedded.fork_server import ForkServer, reap_orphans
@@ -37,7 +37,7 @@ class ServiceStarts:
         self._environ = environ
         self._say = say
         self._servers: dict[tuple[str, ...], ForkServer] = {}
-        if environ.get(FORK_SERVER, "1") != "0":
+        if may_fork(environ):
             env = {**environment_for("", environ), **PYTHON_ENV}
             for later in sorted({service.later_imports for service in services}, reverse=True):  # the slowest first
                 modules = dict.fromkeys(service.module for service in services if service.later_imports == later)
