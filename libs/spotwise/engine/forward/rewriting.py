@@ -24,6 +24,7 @@ from spotwise.engine.model.attention_interface import AttentionCall, LayerAttent
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.low_rank import LoadedAdapter
+from spotwise.engine.native.norm import replace_norms
 from spotwise.engine.native.packed import PackedLinear, PackedWeight, can_pack
 from spotwise.engine.native.weight_memory import WeightMemory
 
@@ -47,7 +48,7 @@ def rewrite(
     layout: NativeLayout,
     memory: WeightMemory,
 ) -> int:
-    """Replace decoder layers and linear layers in place; return the number of fused decoder layers.
+    """Replace decoder layers, linear layers and norms in place; return the number of fused decoder layers.
 
     Args:
         model: its attention context is `context`.
@@ -65,6 +66,7 @@ def rewrite(
             floats = child is head and child.bias is None
             packed = PackedWeight.of(kernels, [weight], memory=memory, name=f"{path}.packed")
             setattr(parent, name, PackedLinear(kernels, packed, child.bias, float_output=floats))
+    replace_norms(model, kernels)
     with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)

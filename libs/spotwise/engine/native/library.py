@@ -124,6 +124,7 @@ class Kernels:
             c_int64,
             c_int,
         )
+        self.normalize = _function(library.sw_normalize, c_int, c_void_p, c_int, c_int, c_void_p, c_float, c_void_p)
         self.layer = _function(library.sw_layer, *[c_void_p] * 5, c_int, c_void_p, returns=c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
         self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)

@@ -5,6 +5,8 @@
 // cores (OpenMP's barriers wait for the slowest thread, and spin for milliseconds meanwhile). Helpers spin for some
 // microseconds, since the next operation of a forward follows at once, and then sleep.
 //
+// Helpers compute in the leader's floating-point modes, so that a sum does not depend on who computes it.
+//
 // Invariant: one thread computes a piece; a helper reads an operation only while it holds a piece of it, and the operation
 // cannot end before that piece is done.
 
@@ -15,6 +17,8 @@
 #include <cstdint>
 #include <thread>
 #include <vector>
+
+#include "flushing.h"
 
 namespace spotwise {
 
@@ -65,6 +69,7 @@ class Team {
     }
     body_ = &body;
     call_ = [](const void* of, int piece, int thread) { (*static_cast<const Body*>(of))(piece, thread); };
+    modes_ = float_modes();
     done_.store(0, std::memory_order_relaxed);
     offer(count);
     work(0);
@@ -92,6 +97,7 @@ class Team {
       const uint64_t word = offer_.fetch_add(1, std::memory_order_acq_rel);
       const uint64_t count = word >> kBits & kMask, piece = word & kMask;
       if (piece >= count) return number(word);
+      if (thread) set_float_modes(modes_);
       call_(body_, int(piece), thread);
       done_.fetch_add(1, std::memory_order_release);
     }
@@ -122,6 +128,7 @@ class Team {
   std::vector<std::thread> helpers_;
   std::atomic<bool> stopping_{false};
   uint32_t operation_ = 0;
+  uint32_t modes_ = 0;  // of the operation
   const void* body_ = nullptr;
   void (*call_)(const void*, int, int) = nullptr;
   alignas(64) std::atomic<uint64_t> offer_{0};
