@@ -169,7 +169,7 @@ def test_bfloat16_is_rounded_as_the_processor_does(kinds: list[Kernels]) -> None
 
 
 def fused(a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Round a * b + c once: the product of two bfloat16 is exact in float32, and a sum of two float32 rounds the same through float64."""
+    """Round a * b + c once: products of bfloat16 are exact, and float64 rounds a sum of two float32 as once."""
     return (a.astype(np.float64) * b + c).astype(np.float32)
 
 
