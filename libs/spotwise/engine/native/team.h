@@ -12,6 +12,8 @@
 
 #pragma once
 
+#include <sched.h>
+
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
@@ -30,10 +32,33 @@ inline void relax() {
 
 constexpr int kSpins = 1000;  // some 20 us
 
+// Cores of the teams that the calling thread makes: a team's thread `i` keeps to the `i`-th of them, where there is one. The first is
+// the leader's, which takes it by itself.
+inline thread_local std::vector<int> own_cores;
+
+// Without effect where the calling thread may not run there.
+inline void keep_to(int core) {
+#if defined(__linux__)
+  cpu_set_t* cores = CPU_ALLOC(core + 1);
+  if (cores == nullptr) return;
+  const size_t size = CPU_ALLOC_SIZE(core + 1);
+  CPU_ZERO_S(size, cores);
+  CPU_SET_S(core, size, cores);
+  sched_setaffinity(0, size, cores);
+  CPU_FREE(cores);
+#endif
+}
+
 class Team {
  public:
   explicit Team(int threads) : size_(threads) {
-    for (int i = 1; i < threads; i++) helpers_.emplace_back([this, i] { help(i); });
+    for (int i = 1; i < threads; i++) {
+      const int core = size_t(i) < own_cores.size() ? own_cores[i] : -1;
+      helpers_.emplace_back([this, i, core] {
+        if (core >= 0) keep_to(core);
+        help(i);
+      });
+    }
   }
 
   ~Team() {
@@ -138,3 +163,8 @@ class Team {
 };
 
 }  // namespace spotwise
+
+// Sets the cores of the teams that the calling thread makes from now on.
+extern "C" __attribute__((used)) inline void sw_own_cores(const int* cores, int count) {
+  spotwise::own_cores.assign(cores, cores + count);
+}
