@@ -22,6 +22,7 @@ from spotwise.cli.mesh.status_table import (
 from spotwise.cli.status import _unhealthy
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.messages.numerics import Numerics
 from spotwise.mesh.grpc.control import EngineDescription
 from tests.unit.cli.builders import run_state
 
@@ -50,6 +51,15 @@ def test_workers_that_compute_alike_are_named_together() -> None:
         "token-0: bfloat16 on cpu, no native kernels",
     ]
     assert len(_legend([])) == 1
+
+
+def test_each_numerics_class_has_a_line_with_its_workers() -> None:
+    """Also a mesh's only one; what computes nothing has none."""
+    dot, fma = Numerics("bfloat16", "dot", "k"), Numerics("float32", "fma", "k")
+    members = [status_of(name, numerics=each) for name, each in (("b", fma), ("c", dot), ("a", dot))]
+    plain = [status_of("s"), status_of("d", MemberKind.DEVICE, numerics=dot)]
+    lines = [line for line in _legend([*members, *plain]) if line.startswith("numerics class")]
+    assert lines == [f"numerics class {dot.name}: a, c", f"numerics class {fma.name}: b"]
 
 
 def test_why_a_group_computes_nothing_is_shown() -> None:

@@ -152,7 +152,7 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     for status_ in sorted(members, key=lambda s: s.member.id):
         if status_.engine is not None and status_.member.kind in WORKERS:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
-    lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
+    lines = [*_classes(members), *(f"{', '.join(ids)}: {engine}" for engine, ids in alike.items())]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
     troubles = [f"{s.member.id}: {trouble}" for s in members if (trouble := s.member_now.trouble)]
@@ -162,6 +162,15 @@ def _legend(members: list[MemberStatus]) -> list[str]:
         if counts := _preemption_counts(load):
             lines.insert(0, f"{worker_id}: {counts} since its start")
     return ["sequences: waiting / waiting for KV / running / moving", *lines, *_links_of_groups(members)]
+
+
+def _classes(members: list[MemberStatus]) -> list[str]:
+    """Name the workers of each numerics class."""
+    workers: dict[str, list[str]] = {}
+    for status_ in sorted(members, key=lambda each: each.member.id):
+        if status_.member.kind in WORKERS and (name := status_.member_now.numerics_class):
+            workers.setdefault(name, []).append(status_.member.id)
+    return [f"numerics class {name}: {', '.join(workers[name])}" for name in sorted(workers)]
 
 
 def _links_of_groups(members: list[MemberStatus]) -> list[str]:

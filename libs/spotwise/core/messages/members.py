@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.values import value
 
 #: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
@@ -158,6 +159,7 @@ class Member:
         trouble: why a worker that is a group computes nothing, for people; empty while nothing is wrong.
         open_requests: a gateway's requests that have not ended; a scheduler's that are accepted and not closed, some of
             them queued.
+        numerics: how a worker or a device computes; `None` where it computes nothing, or does not know yet.
     """
 
     id: str
@@ -180,3 +182,9 @@ class Member:
     place: DevicePlace | None = None
     term: int | None = None
     trouble: str = ""
+    numerics: Numerics | None = None
+
+    @property
+    def numerics_class(self) -> str:
+        """The name of its numerics class; empty where it has none."""
+        return "" if self.numerics is None else self.numerics.name

@@ -21,6 +21,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member
+from spotwise.core.messages.numerics import CrossingKind
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.schema.parameters import counted_name
 
@@ -167,6 +168,14 @@ class GatewayMetrics:
         self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
         self._store_full = gauge("spotwise_store_full", "1 where the store had no more memory within the last minute.")
         self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
+        self._crossings = Counter(
+            "spotwise_class_crossings",
+            "Sequences that went on in another numerics class.",
+            ("kind",),
+            registry=registry,
+        )
+        for kind in CrossingKind:
+            self._crossings.labels(kind.value)
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
@@ -242,6 +251,10 @@ class GatewayMetrics:
     def count_parked(self) -> None:
         """Count a sequence that gives its place up until its client reads."""
         self._parked.inc()
+
+    def count_crossing(self, kind: CrossingKind) -> None:
+        """Count a sequence that goes on in another numerics class."""
+        self._crossings.labels(kind.value).inc()
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""
