@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from spotwise.core.messages.numerics import Numerics
-from tests.live.mesh import MODEL, ONE_MIXED, wait_for
+from tests.live.mesh import ONE_MIXED, LiveMesh, wait_for
 from tests.live.simulated_mesh import SeededStream, SimulatedMesh
+from tests.live.tiny_checkpoint import FOUR_KV_HEADS, write_tiny_model
 
 pytestmark = pytest.mark.parallel
 
 OWN, OTHER = Numerics("float32", "simulated").name, Numerics("bfloat16", "simulated").name
 STRAY = "mixed-stray"
 TOKENS = 200
+#: Of a model that decodes thousands of tokens a second: more than come until its worker is killed.
+TOKENS_OF_TINY = 1500
 SEEDS = range(4)
 
 
@@ -31,27 +37,36 @@ def two_classes(home: Path, crossing: str) -> Iterator[SimulatedMesh]:
 
 
 @contextlib.contextmanager
-def another_class(mesh: SimulatedMesh) -> Iterator[None]:
-    """A second worker, which claims to compute in bfloat16."""
+def joined(mesh: LiveMesh, dtype: str, module: str) -> Iterator[None]:
+    """A second worker with a number format, which is ready."""
     nats_url, redis_url = mesh.state.worker_urls()
+    options = mesh.state.options
     env = {
         **mesh.env,
         "SPOTWISE_NATS_URL": nats_url,
         "SPOTWISE_REDIS_URL": redis_url,
-        "SPOTWISE_MODEL_DIR": str(mesh.state.options.model_folder),
-        "SPOTWISE_MODEL_NAME": MODEL,
-        "SPOTWISE_MEMBERS": STRAY,
-        "SPOTWISE_DTYPE": "bfloat16",
+        "SPOTWISE_MODEL_DIR": str(options.model_folder),
+        "SPOTWISE_MODEL_NAME": options.model_name,
+        "SPOTWISE_SERVICE_ID": STRAY,
+        "SPOTWISE_POOL": "mixed",
+        "SPOTWISE_DTYPE": dtype,
+        "SPOTWISE_THREADS": "1",
+        "SPOTWISE_KV_CACHE_BYTES": str(256 << 20),
         "SPOTWISE_SPEED": "2",
     }
     log_path = mesh.home / "stray.log"
-    command = [sys.executable, "-P", "-m", "spotwise.worker.simulated"]
+    command = [sys.executable, "-P", "-m", module]
     with log_path.open("wb") as log, subprocess.Popen(command, env=env, stderr=log) as process:
         try:
             wait_for(lambda: b"ready" in log_path.read_bytes(), lambda: f"the stray: {log_path.read_text()}", 60)
             yield
         finally:
             process.terminate()
+
+
+def another_class(mesh: SimulatedMesh) -> contextlib.AbstractContextManager[None]:
+    """A second worker, which claims to compute in bfloat16."""
+    return joined(mesh, "bfloat16", "spotwise.worker.simulated")
 
 
 def begun_then_killed(mesh: SimulatedMesh) -> list[SeededStream]:
@@ -65,14 +80,14 @@ def begun_then_killed(mesh: SimulatedMesh) -> list[SeededStream]:
         return mesh.streams(SEEDS, TOKENS, 5, disturb)
 
 
-def crossed(mesh: SimulatedMesh, stream: SeededStream) -> list[tuple[object, object, object]]:
-    """What the ledger says of a stream's crossings: how, from where and to where."""
-    mesh.ledger(stream.request_id, "completed")
-    facts = [dict(each.facts) for each in mesh.ledger_entries(stream.request_id) if each.stage == "crossed"]
+def crossed(mesh: LiveMesh, request_id: str) -> list[tuple[object, object, object]]:
+    """What the ledger says of a request's crossings: how, from where and to where."""
+    mesh.ledger(request_id, "completed")
+    facts = [dict(each.facts) for each in mesh.ledger_entries(request_id) if each.stage == "crossed"]
     return [(each["by"], each["from_class"], each["to_class"]) for each in facts]
 
 
-def counted(mesh: SimulatedMesh) -> float:
+def counted(mesh: LiveMesh) -> float:
     """The crossings that the gateway has counted."""
     lines = [
         line for line in mesh.get("/metrics").text.splitlines() if line.startswith("spotwise_class_crossings_total")
@@ -87,7 +102,7 @@ def test_crossings_are_counted_and_explained(tmp_path: Path) -> None:
     with two_classes(tmp_path, "count") as mesh:
         streams = begun_then_killed(mesh)
         assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in SEEDS]
-        crossings = [crossed(mesh, stream) for stream in streams]
+        crossings = [crossed(mesh, stream.request_id) for stream in streams]
         assert [each[0] for each in crossings] == [("recovery", OWN, OTHER)] * len(SEEDS)
         assert counted(mesh) == sum(map(len, crossings))
         shown = mesh.command("explain", streams[0].request_id).stdout
@@ -105,8 +120,45 @@ def test_refused_crossings_wait_for_their_class(tmp_path: Path) -> None:
         streams = begun_then_killed(mesh)
         assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in SEEDS]
         assert all(mesh.attempts(stream) > 1 for stream in streams)
-        assert [crossed(mesh, stream) for stream in streams] == [[]] * len(SEEDS)
+        assert [crossed(mesh, stream.request_id) for stream in streams] == [[]] * len(SEEDS)
         assert counted(mesh) == 0
         for stream in streams:
             entries = [each for each in mesh.ledger_entries(stream.request_id) if each.stage == "assigned"]
             assert {dict(each.facts)["token_worker"] for each in entries} == {"mixed-0"}
+
+
+def numerics(mesh: LiveMesh) -> dict[str, Numerics | None]:
+    """How each worker computes, as it has registered."""
+    return {each.member.id: each.member_now.numerics for each in mesh.members() if each.member.pool is not None}
+
+
+def test_real_workers_agree_on_a_format_unless_they_are_told_another(tmp_path: Path) -> None:
+    """`auto` is what the mesh has, whatever this processor multiplies best. A worker that is told another format is another
+    class, and goes on with what the mesh's own worker had begun, computed again.
+    """
+    folder = write_tiny_model(tmp_path / "models" / "tiny", **FOUR_KV_HEADS)
+    env = {"SPOTWISE_CACHE": str(tmp_path / "cache")}
+    with LiveMesh(tmp_path / "mesh", "--model", str(folder), *ONE_MIXED, env=env) as mesh:
+        with joined(mesh, "auto", "spotwise.token_worker"):
+            both = numerics(mesh)
+            assert both["mixed-0"] is not None and both["mixed-0"].dtype == "float32"
+            assert both[STRAY] == both["mixed-0"]
+        wait_for(lambda: STRAY not in mesh.workers(), lambda: f"the stray to leave: {mesh.workers()}")
+        with joined(mesh, "bfloat16", "spotwise.token_worker"):
+            classes = {name: each.name for name, each in numerics(mesh).items() if each is not None}
+            assert classes[STRAY].startswith("bfloat16/")
+            pids = {each.member.id: each.member.pid for each in mesh.members()}
+            request_id, killed = "", ""
+            tokens: list[int] = []
+            options: dict[str, Any] = {"model": "tiny", "prompt": [*range(100, 120)], "max_tokens": TOKENS_OF_TINY}
+            body = {"ignore_eos": True, "return_token_ids": True}
+            for chunk in mesh.client().completions.create(**options, temperature=0, stream=True, extra_body=body):
+                request_id = chunk.id
+                tokens += chunk.choices[0].token_ids or []
+                if len(tokens) >= 20 and not killed:
+                    killed = next(name for name in classes if mesh.engine_sequences(name))
+                    os.kill(pids[killed], signal.SIGKILL)
+            assert len(tokens) == TOKENS_OF_TINY
+            (other,) = (name for name in classes if name != killed)
+            assert crossed(mesh, request_id) == [("recovery", classes[killed], classes[other])]
+            assert counted(mesh) == 1
