@@ -95,6 +95,12 @@ def counted(mesh: LiveMesh) -> float:
     return sum(float(line.rpartition(" ")[2]) for line in lines)
 
 
+def shown_classes(mesh: LiveMesh) -> set[str]:
+    """The classes in the gateway's metrics."""
+    lines = mesh.get("/metrics").text.splitlines()
+    return {line.split('"')[-2] for line in lines if line.startswith("spotwise_class_workers{")}
+
+
 def test_crossings_are_counted_and_explained(tmp_path: Path) -> None:
     """Requests go on in the other class at once; every token comes, `explain` has a line for each crossing, and `status` one
     for each class.
@@ -109,6 +115,7 @@ def test_crossings_are_counted_and_explained(tmp_path: Path) -> None:
         assert "crossed" in shown and OTHER in shown
         with another_class(mesh):
             wait_for(lambda: {"mixed-0", STRAY} <= mesh.workers(), lambda: f"both workers: {mesh.workers()}")
+            wait_for(lambda: shown_classes(mesh) == {OWN, OTHER}, lambda: f"both classes: {shown_classes(mesh)}")
             lines = mesh.command("status").stdout
             assert f"numerics class {OWN}: mixed-0" in lines
             assert f"numerics class {OTHER}: {STRAY}" in lines

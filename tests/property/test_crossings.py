@@ -133,7 +133,7 @@ def test_nothing_crosses_where_crossings_are_refused(
         order_moves(world, case.count)
     settle(world, case.count)
     felled = ["fells_workers"] if kills + stalls >= 3 else []
-    assert_whole(world, "length", "no_workers", "no_scheduler", "queue_timeout", "no_class", "not_recovered", *felled)
+    assert_whole(world, "length", "no_workers", "no_scheduler", "queue_timeout", "no_class", *felled)
     assert assert_counted_once(world) == 0
     for choice_id in world.stops:
         assert len(set().union(*world.token_classes.of[choice_id])) <= 1 or world.token_classes.crossings(

@@ -113,8 +113,6 @@ class SchedulerService:
     def _tick(self, tick: Tick) -> None:
         self._loop.feed(tick)
         self._introduce_model()
-        pools = self._role.pools
-        self._metrics.show_classes({each: pools.ready_of(each) for each in pools.classes if each})
         self._log_quarantine()
 
     def _introduce_model(self) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
 
@@ -20,22 +18,7 @@ class SchedulerMetrics:
         self._takeovers = Counter(
             "spotwise_scheduler_takeovers_total", "Terms that this scheduler has begun.", registry=registry
         )
-        self._class_workers = Gauge(
-            "spotwise_class_workers",
-            "Workers of a numerics class that take requests.",
-            ("numerics_class",),
-            registry=registry,
-        )
-        self._classes: dict[str, int] = {}
         self._held = 0
-
-    def show_classes(self, workers: Mapping[str, int]) -> None:
-        """Show how many workers of each numerics class take requests; a class without any has no series."""
-        for name in self._classes.keys() - workers.keys():
-            self._class_workers.remove(name)
-        for name, count in workers.items():
-            self._class_workers.labels(name).set(count)
-        self._classes = dict(workers)
 
     def holds(self, term: int) -> None:
         """Note that it acts in a term."""

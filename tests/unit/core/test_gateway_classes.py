@@ -57,11 +57,10 @@ def test_a_hand_off_into_another_class_is_counted_once(bench: GatewayBench) -> N
 
 
 def test_a_move_into_another_class_is_counted_once(bench: GatewayBench) -> None:
-    """Tokens that the source had and the target brings are the source's."""
-    bench.tokens((0, 50), worker="p", numerics_class=A)
+    """Tokens that the source had and the target brings, since its own messages are lost, are the source's."""
     bench.feed(m.RequestMoved("r", 1, 1, "t2", "t", 1, 0, (50, 51), A))
     commands = bench.tokens((2, 52), worker="t2", numerics_class=B)
-    assert [delta.token_id for order in only(commands, g.Deliver) for delta in order.tokens] == [51, 52]
+    assert [delta.token_id for order in only(commands, g.Deliver) for delta in order.tokens] == [50, 51, 52]
     assert crossings(commands) == [CrossingKind.MOVE]
     assert classes(bench.error(index=3)) == [(A, B)]
 

@@ -272,8 +272,9 @@ def _share(used: int, total: int) -> str:
 def as_dict(status_: MemberStatus) -> dict[str, object]:
     """Return a member as `--json` prints it."""
     engine = status_.engine
-    now = {"serving": status_.serving, "pool_now": status_.pool_now}
-    fields: dict[str, Any] = {**now, **dataclasses.asdict(status_.member_now)}
+    member = status_.member_now
+    now = {"serving": status_.serving, "pool_now": status_.pool_now, "numerics_class": member.numerics_class}
+    fields: dict[str, Any] = {**now, **dataclasses.asdict(member)}
     if engine is not None:
         fields["engine"] = {
             "description": engine.engine,

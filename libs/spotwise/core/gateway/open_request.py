@@ -154,7 +154,7 @@ class OpenRequest:
         self.workers, self.senders, self.assigned = (), (), False
         self.first_index = len(self.token_ids)
         if not self.token_ids:
-            self.model_digest, self.numerics_classes = None, ()
+            self.model_digest = None
         self.early.clear()
         self.prompt_logprobs.clear()
         self.hop = 0

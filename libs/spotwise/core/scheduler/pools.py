@@ -127,10 +127,6 @@ class Pools:
         """The numerics classes of the workers that take requests, in order of name."""
         return self._classes
 
-    def ready_of(self, numerics_class: str) -> int:
-        """Number of workers of a class that take requests."""
-        return sum(count for (_, each), count in self._home_pools.items() if each == numerics_class)
-
     def ready_at(self, *home_pools: Pool, numerics_class: str | None = None) -> int:
         """Number of workers of these home pools that take requests, on or off their pool; of a class, or of all."""
         classes = self._classes if numerics_class is None else (numerics_class,)

@@ -275,6 +275,7 @@ class MeshGeneration:
         self._loop.feed(tick)
         self._knew_scheduler = self._knew_scheduler or bool(self._role.membership.all(MemberKind.CLUSTER_SCHEDULER))
         self._metrics.observe_workers(self._role.membership.workers())
+        self._metrics.observe_classes(self._ready_workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 
