@@ -53,6 +53,11 @@ HELD_BY = {
     "Without native kernels the rounding": (
         "tests/unit/engine/test_native_linear.py::test_torch_alone_rounds_a_row_by_what_is_computed_beside_it",
     ),
+    "Requests stay in their class": (
+        "tests/property/test_crossings.py::test_every_crossing_is_counted_once",
+        "tests/property/test_crossings.py::test_nothing_crosses_where_crossings_are_refused",
+        "tests/live/test_crossings.py::test_crossings_are_counted_and_explained",
+    ),
     "Decoder-only models with one KV shape": (
         "tests/unit/engine/test_compatibility.py::test_a_model_that_would_be_computed_wrongly_is_refused_with_the_reason",
         "tests/unit/engine/test_compatibility.py::test_an_encoder_decoder_model_is_refused",

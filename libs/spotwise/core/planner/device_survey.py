@@ -6,7 +6,9 @@ Law: each device is asked at once, and again after `DEVICE_SILENT_S`. One that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from spotwise.core.messages import mesh as m
 
@@ -54,3 +56,15 @@ class DeviceSurvey:
         self._asked += 1
         self._asked_s = now
         return [m.Send(device_id, self._question) for device_id in self._silent]
+
+
+def of_other_classes(
+    reports: Sequence[m.DeviceSurveyed], class_of: Callable[[str], str], leaving: Mapping[str, float]
+) -> dict[str, float]:
+    """Return the devices that get no position since groups form within one numerics class, that of most devices which stay;
+    each with infinity in place of a deadline.
+    """
+    classes = {each.device_id: class_of(each.device_id) for each in reports if each.device_id not in leaving}
+    counts = Counter(classes.values())
+    chosen = min(counts, key=lambda each: (-counts[each], each), default="")
+    return {device_id: math.inf for device_id, numerics_class in classes.items() if numerics_class != chosen}

@@ -15,7 +15,7 @@ from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.device_survey import DeviceSurvey
+from spotwise.core.planner.device_survey import DeviceSurvey, of_other_classes
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice, choose_groups, written
 
@@ -98,10 +98,13 @@ class ReshapeRequests:
         if order.device_ids is not None:  # the others stay, without a position
             others = [each.device_id for each in order.survey.reports if each.device_id not in order.device_ids]
             leaving = {**dict.fromkeys(others, math.inf), **leaving}
+        foreign = of_other_classes(order.survey.reports, self._watch.class_of, leaving)
+        leaving = {**foreign, **leaving}
         choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving, groups)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
         if isinstance(choice, str):
-            self.refuse_pending(choice + silent)
+            of_class = f"; {', '.join(foreign)} compute in another numerics class, and a group forms within one"
+            self.refuse_pending(choice + (of_class if foreign else "") + silent)
             return None
         detail = (
             f"{written(config)}: {_count(choice.new, 'is', 'are')} formed, {_count(choice.go_on, 'goes', 'go')} on, "
