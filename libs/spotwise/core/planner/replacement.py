@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from spotwise.core.membership.membership import Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState, Pool
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost
@@ -68,6 +69,7 @@ def refill(
     serves: Callable[[str], bool],
     change: int,
     class_of: Callable[[str], str] = lambda device_id: "",
+    crossing: Crossing = Crossing.COUNT,
 ) -> Refill:
     """Return what becomes of the groups of a deployment.
 
@@ -78,7 +80,7 @@ def refill(
         is_lost: tells whether a device has to leave, or is gone.
         serves: tells whether a worker takes requests.
         change: number of the re-shape.
-        class_of: gives a device's numerics class.
+        class_of: gives a device's numerics class; `crossing`: whether groups may be formed anew in another.
     """
     home = homes(groups)
     if all(group.worker_id in stopgap_ids for group in groups):
@@ -103,7 +105,7 @@ def refill(
     for number, group in enumerate(short):
         mine = own.pop(group.worker_id)
         others = [each for donor in reversed(short[number + 1 :]) for each in own[donor.worker_id]]
-        ids = _of_one_class(group, mine, [*free, *others], class_of)
+        ids = _of_one_class(group, mine, [*free, *others], class_of, crossing)
         if ids is None:
             own[group.worker_id] = mine
             continue
@@ -129,12 +131,20 @@ def refill(
 
 
 def _of_one_class(
-    group: m.DeviceGroup, mine: Sequence[str], others: Sequence[str], class_of: Callable[[str], str]
+    group: m.DeviceGroup,
+    mine: Sequence[str],
+    others: Sequence[str],
+    class_of: Callable[[str], str],
+    crossing: Crossing,
 ) -> tuple[str, ...] | None:
-    """Return the devices of a short group by position: of its numerics class, else of the first other one that has enough."""
+    """Return the devices of a short group by position: of its numerics class, else of the first other one that has enough,
+    unless its own still has some and crossings are refused.
+    """
     size = group.stages * group.shards
-    known = [each for each in map(class_of, (*mine, *group.device_ids)) if each]
-    for numerics_class in dict.fromkeys((*known[:1], *map(class_of, (*mine, *others)))):
+    present = dict.fromkeys(map(class_of, (*mine, *others)))
+    own = next((known for each in (*mine, *group.device_ids) if (known := class_of(each))), "")
+    classes = [own, *(each for each in present if each != own)]
+    for numerics_class in classes[:1] if own in present and crossing is Crossing.REFUSE else classes:
         stay = [each for each in mine if class_of(each) == numerics_class]
         more = [each for each in others if class_of(each) == numerics_class]
         if len(stay) + len(more) >= size:
@@ -292,7 +302,8 @@ class Replacement:
         change: int,
     ) -> Refill:
         stopgap_ids = () if deployment is None else deployment.stopgap_ids
-        return refill(groups, stopgap_ids, usable, self.is_lost, self._serves, change, self._watch.class_of)
+        classes = self._watch.class_of, self._policy.crossing
+        return refill(groups, stopgap_ids, usable, self.is_lost, self._serves, change, *classes)
 
     def _serves(self, worker_id: str) -> bool:
         worker = self._membership.get(worker_id)
@@ -310,7 +321,7 @@ class Replacement:
         wanted, model = self.wanted, reports[0].model
         leaving = {each.device_id: self._watch.deadline_s(each.device_id) or self._now for each in reports}
         leaving = {device_id: deadline_s for device_id, deadline_s in leaving.items() if device_id not in usable}
-        leaving |= of_other_classes(reports, self._watch.class_of, leaving)
+        leaving |= of_other_classes(reports, self._watch.class_of, leaving, groups, 1, self._policy.crossing)
         devices = sum(each not in leaving for each in usable)
         config = stopgap_config(devices, largest.shards, model)
         if wanted is not None and wanted.pipeline_devices <= devices:

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from spotwise.core.membership.membership import Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
 from spotwise.core.planner.device_survey import DeviceSurvey, of_other_classes
@@ -41,8 +42,10 @@ class ReshapeRequests:
         watch: DeviceWatch,
         cost: ChangeCost,
         survey_numbers: Callable[[], int],
+        crossing: Crossing,
     ) -> None:
         self._planner_id = planner_id
+        self._crossing = crossing
         self._membership = membership
         self._watch = watch
         self._survey_number = survey_numbers
@@ -98,7 +101,9 @@ class ReshapeRequests:
         if order.device_ids is not None:  # the others stay, without a position
             others = [each.device_id for each in order.survey.reports if each.device_id not in order.device_ids]
             leaving = {**dict.fromkeys(others, math.inf), **leaving}
-        foreign = of_other_classes(order.survey.reports, self._watch.class_of, leaving)
+        foreign = of_other_classes(
+            order.survey.reports, self._watch.class_of, leaving, groups, config.devices, self._crossing
+        )
         leaving = {**foreign, **leaving}
         choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving, groups)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""

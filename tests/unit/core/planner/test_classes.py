@@ -77,6 +77,31 @@ def test_a_reshape_takes_the_devices_of_one_class() -> None:
     assert {each for some in bench.groups.values() for each in some.device_ids} == {"d1", "d3", "d4"}
 
 
+@pytest.mark.parametrize(
+    ("crossing", "devices", "chosen"),
+    [
+        (Crossing.COUNT, 2, {"d0", "d1"}),
+        (Crossing.COUNT, 3, {"s0", "s1", "s2"}),
+        (Crossing.REFUSE, 2, {"d0", "d1"}),
+        (Crossing.REFUSE, 3, None),
+    ],
+)
+def test_a_reshape_keeps_to_the_class_that_serves(crossing: Crossing, devices: int, chosen: set[str] | None) -> None:
+    """Though another has more devices; where it has too few, running requests cross, or the order is refused."""
+    bench = ReshapeBench(policy=PlannerPolicy(crossing=crossing))
+    for name in ("d0", "d1"):
+        bench.join_device(name, DOT)
+    bench.serve(group("mixed-0", "d0"))
+    for name in ("s0", "s1", "s2"):
+        bench.join_device(name, FMA)
+    reply = ordered(bench, ParallelConfig(1, devices, 1))
+    assert reply.accepted is (chosen is not None)
+    if chosen is None:
+        assert "s0, s1, s2 compute in another numerics class" in reply.detail
+    else:
+        assert {each for some in bench.groups.values() if some.stages == devices for each in some.device_ids} == chosen
+
+
 def test_a_reshape_that_would_need_two_classes_is_refused() -> None:
     """The answer names the devices that cannot take part, and why."""
     reply = ordered(devices(d0=FMA, d1=DOT, d2=DOT), ParallelConfig(1, 1, 3))
@@ -85,18 +110,22 @@ def test_a_reshape_that_would_need_two_classes_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("usable", "expected"),
+    ("usable", "crossing", "expected"),
     [
-        (("d0", "a1", "d9"), ("d0", "d9")),
-        (("d0", "a1"), None),
-        (("d0", "a1", "a2"), ("a1", "a2")),
+        (("d0", "a1", "d9"), Crossing.COUNT, ("d0", "d9")),
+        (("d0", "a1"), Crossing.COUNT, None),
+        (("d0", "a1", "a2"), Crossing.COUNT, ("a1", "a2")),
+        (("d0", "a1", "a2"), Crossing.REFUSE, None),
+        (("a1", "a2"), Crossing.REFUSE, ("a1", "a2")),
     ],
-    ids=["its own class", "too few of any class", "wholly another class"],
+    ids=["its own class", "too few of any class", "wholly another class", "its own or none", "its own is gone"],
 )
-def test_a_short_group_is_filled_within_one_class(usable: tuple[str, ...], expected: tuple[str, ...] | None) -> None:
+def test_a_short_group_is_filled_within_one_class(
+    usable: tuple[str, ...], crossing: Crossing, expected: tuple[str, ...] | None
+) -> None:
     """Devices are named after their classes here; `d1` is lost."""
     groups = (group("mixed-0", "d0", "d1"),)
-    found = refill(groups, (), usable, lambda each: each == "d1", lambda _: True, 3, lambda each: each[0])
+    found = refill(groups, (), usable, lambda each: each == "d1", lambda _: True, 3, lambda each: each[0], crossing)
     assert [each.device_ids for each in found.new] == ([expected] if expected else [])
 
 
