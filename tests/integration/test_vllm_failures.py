@@ -40,7 +40,7 @@ pytestmark = [
             r'status 500 Internal Server Error: \{"error": \{"message": "no slot',
         ),
         (
-            TOKEN + event('{"choices": ['),
+            TOKEN + event('{"choices": [') + DONE,
             200,
             r"JSONDecodeError: .* in '\{\"choices\": \['.*; the stream began 'data: ",
         ),
@@ -50,6 +50,7 @@ pytestmark = [
             "StreamError: the stream has an error: .*worker lost",
         ),
         (TOKEN, 200, "0 tokens came back where 2 were requested; the stream began"),
+        (TOKEN + b'data: {"cho', 200, r"0 tokens came back .*; the stream began .*data: \{\"cho'"),
         (b": ping\n\n", 200, "Never received a valid chunk.*; the stream began ': ping"),
     ],
 )
