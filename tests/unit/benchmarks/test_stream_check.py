@@ -15,6 +15,12 @@ def test_a_readable_stream_passes() -> None:
         require_readable_stream(endpoint, "a server")
 
 
+def test_a_usage_beside_the_last_text_is_read() -> None:
+    last = event('{"choices": [{"text": ""}], "usage": {"completion_tokens": 8}}')
+    with completions(8 * TOKEN + last + DONE) as endpoint:
+        require_readable_stream(endpoint, "llama.cpp")
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [

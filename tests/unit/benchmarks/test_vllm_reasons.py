@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextvars
 import json
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +9,6 @@ from typing import Any
 import pytest
 
 from spotwise.benchmarks.yardsticks.vllm_reasons import StreamError, explaining, loads, remembering, with_body
-
-Begun = contextvars.ContextVar[list[str]]
 
 
 class Reader:
@@ -21,41 +18,52 @@ class Reader:
         return [chunk_bytes.decode()]
 
 
-def answer(begun: Begun, *pieces: bytes, success: bool, tokens: int = 0, error: str = "") -> Any:
-    """A request function whose stream has these pieces."""
+def answer(*pieces: str, success: bool = True, tokens: int = 0, error: str = "") -> Any:
+    """A request function whose stream has these pieces; what it understands of them is given."""
 
     async def request(request_func_input: Any, session: object, pbar: object = None) -> SimpleNamespace:
         assert session == "session"
-        reader = remembering(Reader, begun)()
-        assert [reader.add_chunk(piece) for piece in pieces] == [[piece.decode()] for piece in pieces]
-        return SimpleNamespace(success=success, output_tokens=tokens, error=error)
+        reader = remembering(Reader)()
+        for piece in pieces:
+            assert reader.add_chunk(piece.encode()) == [piece]
+            if piece.startswith("{"):
+                loads(piece)
+        return SimpleNamespace(success=success, output_tokens=tokens, prompt_len=8, error=error)
 
-    return explaining(request, begun)
+    return explaining(request)
 
 
 WANTED = SimpleNamespace(output_len=3)
 
 
 async def test_an_answer_of_the_requested_length_stays_as_it_is() -> None:
-    output = await answer(contextvars.ContextVar("begun"), b"data: {}", success=True, tokens=3)(WANTED, "session")
-    assert (output.success, output.error) == (True, "")
+    output = await answer('{"choices": []}', tokens=3)(WANTED, "session")
+    assert (output.success, output.error, output.prompt_len) == (True, "", 8)
+
+
+async def test_a_usage_beside_the_last_text_counts() -> None:
+    """The client itself reads only one that comes alone."""
+    usage = '{"choices": [{"text": ""}], "usage": {"completion_tokens": 3, "prompt_tokens": 9}}'
+    output = await answer('{"choices": [{"text": "a"}], "usage": null}', usage)(WANTED, "session")
+    assert (output.success, output.output_tokens, output.prompt_len) == (True, 3, 9)
+    other = await answer("data", tokens=3)(WANTED, "session")
+    assert (other.success, other.prompt_len) == (True, 8), "it is that of the request before"
 
 
 async def test_an_answer_that_was_cut_is_a_failure() -> None:
     """The client itself takes it for an answer, and counts the tokens of its text."""
-    output = await answer(contextvars.ContextVar("begun"), b"data: {1}", success=True)(WANTED, "session")
+    output = await answer("data: {1}")(WANTED, "session")
     assert not output.success
     assert output.error == "0 tokens came back where 3 were requested; the stream began 'data: {1}'"
 
 
 async def test_a_failure_is_one_line_with_the_beginning_of_its_stream() -> None:
     error = "Traceback (most recent call last):\n  File\nValueError: odd\n"
-    begun: Begun = contextvars.ContextVar("begun")
-    output = await answer(begun, b"x" * 200, b"y" * 200, b"z", success=False, error=error)(WANTED, "session")
+    output = await answer("x" * 200, "y" * 200, "z", success=False, error=error)(WANTED, "session")
     assert output.error == f"ValueError: odd; the stream began '{'x' * 200}{'y' * 100}'"
-    refused = await answer(begun, success=False, error="status 500 Server Error: full")(WANTED, "session")
+    refused = await answer(success=False, error="status 500 Server Error: full")(WANTED, "session")
     assert refused.error == "status 500 Server Error: full", "and nothing of the stream before it"
-    assert (await answer(begun, success=False)(WANTED, "session")).error == "no reason"
+    assert (await answer(success=False)(WANTED, "session")).error == "no reason"
 
 
 def test_an_event_that_is_an_error_is_one() -> None:

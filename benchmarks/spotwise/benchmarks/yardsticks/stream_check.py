@@ -70,7 +70,7 @@ def _require_readable(text: str) -> None:
             raise ValueError(f"the stream has an error: {event['error']}")
         if choices := event.get("choices"):
             has_text = has_text or "text" in choices[0]
-        elif usage := event.get("usage"):
+        if usage := event.get("usage"):  # llama.cpp's comes with the last choice
             tokens = usage["completion_tokens"]
     if not has_text:
         raise ValueError("no event has text")

@@ -83,7 +83,7 @@ async def stream_completion(
             if event.get("choices"):
                 arrivals_s.append(time.perf_counter())
                 arrived()
-            elif usage := event.get("usage"):
+            if usage := event.get("usage"):  # llama.cpp's comes with the last choice
                 produced = usage["completion_tokens"]
     if not arrivals_s or produced != output_tokens:
         raise CommandError(f"a stream brought {produced} tokens where {output_tokens} were requested")
