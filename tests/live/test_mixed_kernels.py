@@ -1,4 +1,4 @@
-"""Workers of unlike processors, killed in turn: the tokens are those of a run that nobody disturbed."""
+"""Workers of unlike processors, killed in turn: the tokens are those of an undisturbed run."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def mesh(kinds: tuple[str, tuple[str, ...]], tmp_path_factory: pytest.TempPathFa
 
 @pytest.fixture(scope="module")
 def others(kinds: tuple[str, tuple[str, ...]], mesh: LiveMesh) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
-    """Workers of the other kinds that joined, by name; nobody starts them again."""
+    """Workers of the other kinds that joined, by name; they are not started again."""
     joined: dict[str, subprocess.Popen[bytes]] = {}
     with contextlib.ExitStack() as stack:
         for kind in kinds[1][1:]:

@@ -27,14 +27,14 @@ class StreamError(RuntimeError):
 
 
 @dataclass
-class Stream:
+class AnswerStream:
     """The beginning of a request's stream, and the usage that it brought."""
 
     begun: str = ""
     usage: dict[str, int] | None = None
 
 
-_stream: contextvars.ContextVar[Stream] = contextvars.ContextVar("stream")
+_stream: contextvars.ContextVar[AnswerStream] = contextvars.ContextVar("stream")
 
 
 def loads(text: str) -> Any:
@@ -72,7 +72,7 @@ def explaining(request: Request) -> Request:
     """
 
     async def explained(request_func_input: Any, *args: Any, **kwargs: Any) -> Any:
-        stream = Stream()
+        stream = AnswerStream()
         _stream.set(stream)
         output = await request(request_func_input, *args, **kwargs)
         if stream.usage is not None:
