@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import platform
 from pathlib import Path
 
 import pytest
 import torch
 
 from spotwise.engine.model.loading import EngineConfig, expected_numerics
-from spotwise.engine.native.build import sources_fingerprint
+from spotwise.engine.native import build
+from spotwise.engine.native.build import VARIANT_VARIABLE, VARIANTS, sources_fingerprint
 from spotwise.engine.native.order import ORDER_VARIABLE, kernel_order
 from tests.unit.engine.tiny_models import load_engine
 
@@ -27,6 +29,19 @@ def test_native_kernels_have_an_order_of_their_own(llama_folder: Path, dtype: st
     assert (numerics.dtype, numerics.order, numerics.kernels) == (dtype, order, sources_fingerprint())
     assert (numerics.quantisation, numerics.backend) == ("", f"torch {torch.__version__}")
     assert expected_numerics(EngineConfig(llama_folder, dtype, "cpu")) == numerics
+
+
+def test_kernels_without_fused_multiply_adds_are_a_class_of_their_own(
+    llama_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All other kinds give the same bits, and are one class."""
+    engine = load_engine(llama_folder)
+    plain = engine.numerics
+    for variant in VARIANTS:
+        if variant.needs <= build._processor_flags() and "dot" in variant.orders:
+            monkeypatch.setenv(VARIANT_VARIABLE, variant.name)
+            assert (engine.numerics == plain) == bool(variant.needs)
+    assert engine.numerics.backend.endswith(f"no fused multiply-adds on {platform.machine()}")
 
 
 def test_torch_computes_in_the_order_of_its_capability(llama_folder: Path) -> None:

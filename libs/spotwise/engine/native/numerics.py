@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 from typing import Protocol
 
 import torch
 
 from spotwise.core.messages.numerics import Numerics
-from spotwise.engine.native.build import sources_fingerprint
+from spotwise.engine.native.build import sources_fingerprint, variant_for_this_processor
 from spotwise.engine.native.order import kernel_order
 
 #: Order of summation where the native kernels do not compute.
@@ -43,5 +44,7 @@ def numerics_of(model: Tensors, fused_layers: int | None, layers: int, quantisat
         backend.append(torch.cuda.get_device_name(model.device))
     elif fused_layers != layers:
         backend.append(torch.backends.cpu.get_cpu_capability())
+    if is_native and not variant_for_this_processor().needs:
+        backend.append(f"no fused multiply-adds on {platform.machine()}")  # the only kernels with other sums
     order = kernel_order(name) if is_native else TORCH_ORDER
     return Numerics(name, order, sources_fingerprint() if is_native else "", quantisation, ", ".join(backend))
