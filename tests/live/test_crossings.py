@@ -69,15 +69,23 @@ def another_class(mesh: SimulatedMesh) -> contextlib.AbstractContextManager[None
     return joined(mesh, "bfloat16", "spotwise.worker.simulated")
 
 
-def begun_then_killed(mesh: SimulatedMesh) -> list[SeededStream]:
-    """Begin streams on the mesh's own worker, add the other one, and kill the first."""
-    with contextlib.ExitStack() as stack:
+def killed_beside_another(mesh: SimulatedMesh) -> tuple[list[SeededStream], list[SeededStream]]:
+    """Stream on workers of both classes, and kill the mesh's own; return its streams, and those of the other one."""
+    with another_class(mesh):
+        wait_for(lambda: {"mixed-0", STRAY} <= mesh.workers(), lambda: f"both workers: {mesh.workers()}")
+        streams = mesh.streams(SEEDS, TOKENS, 5, lambda: mesh.kill("mixed-0"))
+        assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in SEEDS]
+        first = {stream.request_id: assigned(mesh, stream)[0] for stream in streams}
+        own = [stream for stream in streams if first[stream.request_id] == "mixed-0"]
+        assert own
+        return own, [stream for stream in streams if stream not in own]
 
-        def disturb() -> None:
-            stack.enter_context(another_class(mesh))
-            mesh.kill("mixed-0")
 
-        return mesh.streams(SEEDS, TOKENS, 5, disturb)
+def assigned(mesh: SimulatedMesh, stream: SeededStream) -> list[object]:
+    """The workers that computed a stream's tokens, by attempt."""
+    mesh.ledger(stream.request_id, "completed")
+    entries = [dict(each.facts) for each in mesh.ledger_entries(stream.request_id) if each.stage == "assigned"]
+    return [each["token_worker"] for each in entries]
 
 
 def crossed(mesh: LiveMesh, request_id: str) -> list[tuple[object, object, object]]:
@@ -106,12 +114,12 @@ def test_crossings_are_counted_and_explained(tmp_path: Path) -> None:
     for each class.
     """
     with two_classes(tmp_path, "count") as mesh:
-        streams = begun_then_killed(mesh)
-        assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in SEEDS]
-        crossings = [crossed(mesh, stream.request_id) for stream in streams]
-        assert [each[0] for each in crossings] == [("recovery", OWN, OTHER)] * len(SEEDS)
+        own, others = killed_beside_another(mesh)
+        crossings = [crossed(mesh, stream.request_id) for stream in own]
+        assert [each[0] for each in crossings] == [("recovery", OWN, OTHER)] * len(own)
+        assert [crossed(mesh, stream.request_id) for stream in others] == [[]] * len(others)
         assert counted(mesh) == sum(map(len, crossings))
-        shown = mesh.command("explain", streams[0].request_id).stdout
+        shown = mesh.command("explain", own[0].request_id).stdout
         assert "crossed" in shown and OTHER in shown
         with another_class(mesh):
             wait_for(lambda: {"mixed-0", STRAY} <= mesh.workers(), lambda: f"both workers: {mesh.workers()}")
@@ -122,16 +130,14 @@ def test_crossings_are_counted_and_explained(tmp_path: Path) -> None:
 
 
 def test_refused_crossings_wait_for_their_class(tmp_path: Path) -> None:
-    """The supervisor starts the killed worker again: the streams go on there, and the idle other one gets none of them."""
+    """The supervisor starts the killed worker again: its streams go on there, and the other one gets none of them."""
     with two_classes(tmp_path, "refuse") as mesh:
-        streams = begun_then_killed(mesh)
-        assert [stream.tokens for stream in streams] == [mesh.tokens_of(seed, TOKENS) for seed in SEEDS]
-        assert all(mesh.attempts(stream) > 1 for stream in streams)
-        assert [crossed(mesh, stream.request_id) for stream in streams] == [[]] * len(SEEDS)
+        own, others = killed_beside_another(mesh)
+        assert all(mesh.attempts(stream) > 1 for stream in own)
+        assert [crossed(mesh, stream.request_id) for stream in (*own, *others)] == [[]] * len(SEEDS)
         assert counted(mesh) == 0
-        for stream in streams:
-            entries = [each for each in mesh.ledger_entries(stream.request_id) if each.stage == "assigned"]
-            assert {dict(each.facts)["token_worker"] for each in entries} == {"mixed-0"}
+        assert {worker for stream in own for worker in assigned(mesh, stream)} == {"mixed-0"}
+        assert {worker for stream in others for worker in assigned(mesh, stream)} <= {STRAY}
 
 
 def numerics(mesh: LiveMesh) -> dict[str, Numerics | None]:

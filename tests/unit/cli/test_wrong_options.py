@@ -57,7 +57,7 @@ from tests.unit.cli.command_line import CommandLine, RefusalOf
         ("up --adapter law=/no/such/folder", "--adapter"),
         ("up --adapter law=README.md,x=y", "--adapter"),
         ("up --adapter 'a b=README.md'", "--adapter"),
-        ("bench peer --workloads w7", "--workloads"),
+        ("bench peer --workloads w11", "--workloads"),
         ("bench peer --skip-peer nowhere.json", "--skip-peer"),
         ("bench dev batching --rates=-1", "--rates"),
         ("bench dev batching --plot curve.txt", "--plot"),
