@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spotwise.cli.errors import CommandError
 from spotwise.cli.launch import worker_cores
 from spotwise.cli.launch.mesh_processes import joining_worker, mesh_processes
 from spotwise.cli.launch.service_process import StopOrder
@@ -245,3 +246,16 @@ def test_this_machines_nodes_are_those_of_its_topology(tmp_path: Path, monkeypat
     assert nodes_here("auto") == ()
     assert len(nodes_here("cpu")) == 3
     assert LocalHost.this().has_gpu
+
+
+@pytest.mark.parametrize(
+    ("variable", "cause"),
+    [("SPOTWISE_KERNEL_ORDER", "must be auto, dot or amx"), ("SPOTWISE_KERNELS", "this processor runs in order")],
+)
+def test_kernels_that_do_not_exist_end_a_command_with_the_cause(
+    variable: str, cause: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before any process is started; the supervisor and `join` print it."""
+    monkeypatch.setenv(variable, "fast")
+    with pytest.raises(CommandError, match=f"{variable} is 'fast'.*{cause}"):
+        LocalHost.this()

@@ -206,3 +206,20 @@ def test_distributions_carry_the_sources_and_no_libraries() -> None:
         carried = {file.relative_path for file in builder.recurse_included_files()}
         assert needed <= carried
         assert not [path for path in carried if "/_build/" in path]
+
+
+@pytest.mark.parametrize("variable", ["SPOTWISE_KERNEL_ORDER", "SPOTWISE_KERNELS"])
+def test_kernels_that_do_not_exist_are_a_wrong_use_of_the_command(
+    variable: str,
+    sources: Path,
+    compiler: Compiler,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Nothing is compiled, and the message names the setting."""
+    monkeypatch.setenv(variable, "fast")
+    monkeypatch.setattr(sys, "argv", ["build"])
+    with pytest.raises(SystemExit) as ended:
+        build.main()
+    assert ended.value.code == 2 and compiler.calls == []
+    assert f"error: {variable} is 'fast'" in capsys.readouterr().err

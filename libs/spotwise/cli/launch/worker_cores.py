@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.engine.native.build import NoKernelsError, ensure_library
 from spotwise.worker.machine import free_memory_bytes
@@ -63,12 +64,18 @@ class LocalHost:
 
     @classmethod
     def this(cls) -> Self:
-        """Inspect the machine this process runs on; compiles missing kernels."""
+        """Inspect the machine this process runs on; compiles missing kernels.
+
+        Raises:
+            CommandError: the environment names kernels or an order of theirs that do not exist here.
+        """
         try:
             ensure_library()
             native_kernels = True
         except NoKernelsError:
             native_kernels = False
+        except ValueError as error:
+            raise CommandError(str(error)) from None
         return cls(Topology.read(), native_kernels, _has_gpu(), free_memory_bytes())
 
     @property

@@ -127,6 +127,7 @@ def ensure_library(variant: Variant | None = None, order: str | None = None) -> 
 
     Raises:
         NoKernelsError: no compiler was found, or it failed.
+        ValueError: no variant is given, and the environment names one, or an order, that does not exist here.
     """
     order = order or kernel_order("bfloat16")
     variant = variant or variant_for_this_processor(order)
@@ -199,16 +200,19 @@ def main() -> int:
         prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--all", action="store_true", help="for all kinds of processor of this architecture")
-    order = kernel_order("bfloat16")
-    chosen = [(variant_for_this_processor(order), order)]
-    if parser.parse_args().all:
-        chosen = [(variant, order) for variant in variants_for_this_architecture() for order in variant.orders]
+    compiles_all = parser.parse_args().all
     try:
+        order = kernel_order("bfloat16")
+        chosen = [(variant_for_this_processor(order), order)]
+        if compiles_all:
+            chosen = [(variant, order) for variant in variants_for_this_architecture() for order in variant.orders]
         for variant, order in chosen:
             sys.stdout.write(f"{ensure_library(variant, order)}\n")
     except NoKernelsError as error:
         sys.stderr.write(f"without native kernels, which is slower: {error}\n")
         return 1
+    except ValueError as error:
+        parser.error(str(error))
     return 0
 
 
