@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import socket
 from pathlib import Path
@@ -100,13 +101,21 @@ def test_a_taken_port_is_no_wrong_option_and_0_means_a_free_one() -> None:
     assert open_ports("127.0.0.1", free) == (free,)
 
 
+def two_ports_in_a_row() -> tuple[int, int]:
+    """A free port whose next one is free, too: other tests may hold any of them."""
+    while True:
+        (first,) = open_ports("127.0.0.1", 0)
+        with contextlib.suppress(CommandError):
+            open_ports("127.0.0.1", first, 2)
+            return first, first + 1
+
+
 def test_gateways_take_ports_that_follow_each_other_or_free_ones() -> None:
     """A port further on that is taken is refused, too."""
     assert len({*open_ports("127.0.0.1", 0, 3)}) == 3
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        taken = server.getsockname()[1]
-        with pytest.raises(CommandError, match=f":{taken}"):
-            open_ports("127.0.0.1", taken - 1, 2)
+    first, taken = two_ports_in_a_row()
+    with socket.create_server(("127.0.0.1", taken)), pytest.raises(CommandError, match=f":{taken}"):
+        open_ports("127.0.0.1", first, 2)
     with pytest.raises(OptionError, match="--gateways 2"):
         open_ports("127.0.0.1", 65535, 2)
 
