@@ -1,4 +1,4 @@
-// The processor's tile unit (AMX): eight tiles of up to 16 rows of 64 bytes, and products of two bfloat16 ones, added to a third.
+// The processor's tile unit (AMX): eight tiles of up to 16 rows of 64 bytes, and products of two bfloat16 ones.
 //
 // Tiles are named by numbers, as instructions name them, so the compiler never keeps them in memory. Where
 // SPOTWISE_EMULATED_AMX is set the same functions compute in memory, number by number, what the processor's manual says of each
@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
+#include <initializer_list>
 
 #include "flushing.h"
 

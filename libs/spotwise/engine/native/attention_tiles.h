@@ -1,7 +1,7 @@
 // Attention's products by the tile unit: the scores of some blocks' keys, and the weighted sums of their values.
 //
-// A block of 16 positions keeps keys [dim / 2][16][2] and values [8][dim][2] as such tiles are laid out. Tiles have `height` rows, of
-// which the last may belong to no query: what is computed for these is never read.
+// A block of 16 positions keeps keys [dim / 2][16][2] and values [8][dim][2] as such tiles are laid out. Tiles have `height` rows,
+// of which the last may belong to no query: what is computed for these is never read.
 
 #pragma once
 
@@ -75,7 +75,7 @@ inline void score_blocks(const uint16_t* queries, int key_dim, int height, const
   }
 }
 
-// sums [height, columns] += weights [height, 16 * blocks] times values; `block_of(index)` is where a block's values begin.
+// sums [height, columns] += weights [height, 16 * blocks] times values; `block_of(index)` is where those of a block begin.
 template <class BlockOf>
 inline void add_blocks(const uint16_t* weights, long weight_stride, int height, const BlockOf& block_of, int blocks, int columns,
                        float* sums) {

@@ -139,8 +139,8 @@ __attribute__((noinline)) void multiply_tiles(const uint16_t* upper, const uint1
   }
 }
 
-// `multiply_block` by tiles of equal height, of at least one whole block of steps: the last tile takes rows of the one before, too, so
-// that no tile reads beyond a row or the last one. What is left of the steps, less than a block, is added as for few rows.
+// `multiply_block` by tiles of equal height, of at least one whole block of steps: the last tile takes rows of the one before, too,
+// so that no tile reads beyond the last row. What is left of the steps, less than a block, is added as for few rows.
 template <class Format, class Finish>
 void multiply_block_by_tiles(const uint16_t* a, long row_stride, int rows, const uint16_t* panel, int steps,
                              const uint16_t* next, const Finish& finish) {

@@ -33,8 +33,11 @@ def is_x86() -> bool:
 
 def flags() -> frozenset[str]:
     """Return the processor's features, named as in /proc/cpuinfo; none where it is not x86."""
-    if not is_x86():
-        return frozenset()
+    return _listed_flags() if is_x86() else frozenset()
+
+
+@cache
+def _listed_flags() -> frozenset[str]:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
