@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from spotwise.engine.kv.cache import KvGeometry
+from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.packed import PackedLinear, PackedWeight
 from tests.unit.engine.test_native_attention import LAYERS, Rows
@@ -52,7 +53,7 @@ def test_products_have_the_bits_of_the_other_kind(pair: list[Kernels], inputs: i
 
 
 @pytest.mark.parametrize("layer", LAYERS.values(), ids=LAYERS)
-def test_attention_has_the_bits_of_the_other_kind(pair: list[Kernels], layer: object) -> None:
+def test_attention_has_the_bits_of_the_other_kind(pair: list[Kernels], layer: LayerAttention) -> None:
     """Keys of whole blocks, of less than one, with a rest; values in one tile, in four and more; any number of queries."""
     for key_dim, value_dim in ((64, 64), (16, 16), (20, 48), (80, 96), (128, 128)):
         for kv_heads in (1, 2, 6):

@@ -1,9 +1,9 @@
 """Compiles the kernels, once for each kind of processor and order of summation.
 
 All variants of an order give the same bits, but for `generic`, which has no fused multiply-adds: which one a worker runs
-changes its speed alone. Two more emulate a tile unit (AMX), for tests. A library is named after its sources, flags and processor. It is
-compiled on first use, beside the sources if writable, else in the user's cache folder. `python -m spotwise.engine.native.build
---all` compiles all variants but these two, for an image.
+changes its speed alone. Two more emulate a tile unit (AMX), for tests. A library is named after its sources, flags and
+processor. It is compiled on first use, beside the sources if writable, else in the user's cache folder.
+`python -m spotwise.engine.native.build --all` compiles all variants but these two, for an image.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def variant_for_this_processor(order: str | None = None) -> Variant:
     Asks Linux for the use of tiles where the processor has some.
 
     Args:
-        order: of bfloat16's products; `None`: that of this process.
+        order: the order of bfloat16's products; `None`: that of this process.
 
     Raises:
         ValueError: `SPOTWISE_KERNELS` names none, or one that this processor does not run in this order.
@@ -124,7 +124,7 @@ def ensure_library(variant: Variant | None = None, order: str | None = None) -> 
 
     Args:
         variant: a kind of processor.
-        order: of bfloat16's products; `None`: that of this process.
+        order: the order of bfloat16's products; `None`: that of this process.
 
     Raises:
         NoKernelsError: no compiler was found, or it failed.

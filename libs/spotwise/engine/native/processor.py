@@ -1,4 +1,4 @@
-"""What this machine's processor offers, and whether its tile unit (AMX) may be used.
+"""The features of this machine's processor, and permission to use its tile unit (AMX).
 
 Linux keeps a process from using tiles until it asks, and refuses where a thread has an alternate signal stack that is too small
 for their 8 KiB. A process keeps the permission, and its forked children inherit it. Choosing kernels requests it, before their
