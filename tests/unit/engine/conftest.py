@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from spotwise.engine.engine import Engine
-from spotwise.engine.native import build
+from spotwise.engine.native import build, processor
 from spotwise.engine.native.library import Kernels, load_kernels
 from tests.unit.engine.tiny_models import llama_config, load_engine, save_model
 
@@ -36,7 +36,7 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "weights"
 
 
-KINDS = [(variant, order) for variant in build.VARIANTS for order in variant.orders]
+KINDS = [(variant, order) for variant in (*build.VARIANTS, *build.EMULATIONS) for order in variant.orders]
 
 
 @pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
@@ -53,7 +53,7 @@ def kernels_of() -> Callable[..., Kernels]:
     """The kernels of a kind of processor by its name, for tests that compare kinds; on one thread."""
 
     def named(name: str, order: str = "dot") -> Kernels:
-        (variant,) = (variant for variant in build.VARIANTS if variant.name == name)
+        (variant,) = (variant for variant, known in KINDS if variant.name == name and known == order)
         kernels = usable(variant, order)
         kernels.set_threads(1)
         return kernels
@@ -63,8 +63,8 @@ def kernels_of() -> Callable[..., Kernels]:
 
 def usable(variant: build.Variant, order: str) -> Kernels:
     """Return the kernels of a variant; the test is skipped where this processor cannot pass for its kind."""
-    if missing := variant.needs - build._processor_flags():
-        pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
+    if missing := variant.needs - processor.usable_flags():
+        pytest.skip(processor.tiles_refusal() or f"this processor has no {', '.join(sorted(missing))}")
     try:
         return compiled(variant, order)
     except build.NoKernelsError as error:

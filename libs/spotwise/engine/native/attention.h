@@ -11,7 +11,7 @@
 #include <limits>
 #include <vector>
 
-#include "linear.h"
+#include "attention_tiles.h"
 
 namespace spotwise {
 
@@ -22,6 +22,12 @@ constexpr int kChunk = kBlock * kChunkBlocks;
 constexpr int kStride = kChunk + 2 * kBlock;
 constexpr float kLog2E = 1.44269504088896341f;
 constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
+// Rows whose scores are kept at once.
+template <class Format>
+constexpr int kScoredRows = kUsesTiles<Format> ? kMostTileRows : kTileRows;
+// Tiles of the tile unit have equal heights, so the last may have rows that no query has.
+template <class Format>
+constexpr int kSpareRows = kUsesTiles<Format> ? kMostTileRows : 0;
 
 // Attention parameters of a layer.
 struct AttentionShape {
@@ -87,10 +93,10 @@ struct AttentionScratch {
   std::vector<float> scores, sums, largest_score, total;
 
   void fit(const AttentionShape& shape) {
-    queries.resize(kQueryRows * shape.key_dim);
-    weights.resize(kTileRows * kStride);
-    scores.resize(kTileRows * kStride);
-    sums.resize(kQueryRows * shape.value_dim);
+    queries.resize((kQueryRows + kSpareRows<Format>) * shape.key_dim);
+    weights.resize(kScoredRows<Format> * kStride);
+    scores.resize(kScoredRows<Format> * kStride);
+    sums.resize((kQueryRows + kSpareRows<Format>) * shape.value_dim);
     largest_score.resize(kQueryRows);
     total.resize(kQueryRows);
   }
@@ -124,16 +130,20 @@ class AttentionTile {
       s_.total[r] = sink ? 1 : 0;
     }
     std::fill_n(s_.sums.begin(), count * shape_.value_dim, 0.0f);
+    // Few enough rows at once for their scores to stay in the L1 cache.
+    const bool by_tiles = kUsesTiles<Format> && count > kFewRows;
+    const int passes = (count + kScoredRows<Format> - 1) / kScoredRows<Format>;
+    const int step = by_tiles ? (count + passes - 1) / passes : kTileRows;
     const int end = first_position_ + last - first;
     // Chunks begin at multiples of their length, so that a token's sums are added in the same order in any tile.
     const int begin = shape_.window ? std::max(0, first_position_ - shape_.window + 1) / kChunk * kChunk : 0;
     for (int chunk = begin; chunk < end; chunk += kChunk) {
       const int blocks = (std::min(chunk + kChunk, end) - chunk + kBlock - 1) / kBlock;
-      for (int row = 0; row < count; row += kTileRows) {  // few enough for their scores to stay in the L1 cache
-        const int height = std::min(kTileRows, count - row);
-        score(row, height, chunk, blocks, count <= kTileRows);
-        for (int r = 0; r < height; r++) weigh(row + r, r, chunk, blocks);
-        add_values(row, height, chunk, blocks);
+      for (int row = 0; row < count; row += step) {
+        const int own = std::min(step, count - row), height = by_tiles ? step : own;
+        score(row, height, chunk, blocks, count <= step, by_tiles);
+        for (int r = 0; r < own; r++) weigh(row + r, r, chunk, blocks);
+        add_values(row, height, chunk, blocks, by_tiles);
       }
     }
     for (int r = 0; r < count; r++) {
@@ -157,19 +167,35 @@ class AttentionTile {
     for (int i = 0; i < values; i += 64 / sizeof(Value)) __builtin_prefetch(from + i);
   }
 
+  // Prefetches the next `count` blocks' keys and these ones' values.
+  void prefetch_around(int chunk, int block, int count, int blocks) const {
+    for (int ahead = block + count; ahead < std::min(block + 2 * count, blocks); ahead++)
+      prefetch(key_block(chunk / kBlock + ahead), kBlock * shape_.key_dim);
+    for (int now = block; now < std::min(block + count, blocks); now++)
+      prefetch(value_block(chunk / kBlock + now), kBlock * shape_.value_dim);
+  }
+
   // Computes scores of a chunk, times log2(e), so that weights are powers of two. Prefetches in decodes: blocks are scattered.
-  void score(int row, int height, int chunk, int blocks, bool from_memory) {
+  void score(int row, int height, int chunk, int blocks, bool from_memory, [[maybe_unused]] bool by_tiles) {
     const int steps = shape_.key_dim / Format::kPair;
     const float unit = shape_.softcap != 0 ? shape_.scale : shape_.scale * kLog2E;
+#if SPOTWISE_HAS_TILES
+    if constexpr (kUsesTiles<Format>) {
+      for (int block = 0; by_tiles && block < blocks; block += kAtOnce) {
+        const int count = std::min(kAtOnce, blocks - block);
+        const Value* keys[kAtOnce] = {};
+        for (int i = 0; i < count; i++) keys[i] = key_block(chunk / kBlock + block + i);
+        if (from_memory) prefetch_around(chunk, block, kAtOnce, blocks);
+        score_blocks(&s_.queries[row * shape_.key_dim], shape_.key_dim, height, keys, count, unit, &s_.scores[block * kBlock],
+                     kStride);
+      }
+      if (by_tiles) return;
+    }
+#endif
     for (int block = 0; block < blocks; block += 2) {
       const Value* even = key_block(chunk / kBlock + block);
       const Value* odd = block + 1 < blocks ? key_block(chunk / kBlock + block + 1) : even;
-      if (from_memory) {
-        for (int ahead = block + 2; ahead < std::min(block + 4, blocks); ahead++)
-          prefetch(key_block(chunk / kBlock + ahead), kBlock * shape_.key_dim);
-        for (int now = block; now < std::min(block + 2, blocks); now++)
-          prefetch(value_block(chunk / kBlock + now), kBlock * shape_.value_dim);
-      }
+      if (from_memory) prefetch_around(chunk, block, 2, blocks);
       with_rows<kTileRows>(height, [&](auto constant) {
         constexpr int kRows = decltype(constant)::value;
         Sums<kRows> sums;
@@ -243,8 +269,14 @@ class AttentionTile {
     return splat(shape_.softcap * kLog2E) * (splat(1.0f) - splat(2.0f) / (exponential(x + x) + splat(1.0f)));
   }
 
-  void add_values(int row, int height, int chunk, int blocks) {
+  void add_values(int row, int height, int chunk, int blocks, [[maybe_unused]] bool by_tiles) {
     const int columns = shape_.value_dim;
+#if SPOTWISE_HAS_TILES
+    if constexpr (kUsesTiles<Format>) {
+      const auto block_of = [&](int block) { return value_block(chunk / kBlock + block); };
+      if (by_tiles) return add_blocks(s_.weights.data(), kStride, height, block_of, blocks, columns, &s_.sums[row * columns]);
+    }
+#endif
     with_rows<kTileRows>(height, [&](auto constant) {
       constexpr int kRows = decltype(constant)::value;
       for (int column = 0; column < columns; column += kPanel) {

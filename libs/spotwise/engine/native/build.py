@@ -1,8 +1,9 @@
 """Compiles the kernels, once for each kind of processor and order of summation.
 
-All variants of an order give the same bits, but for `generic`, which has no fused multiply-adds. A library is named after its
-sources, flags and processor. It is compiled on first use, beside the sources if writable, else in the user's cache folder.
-`python -m spotwise.engine.native.build --all` compiles all variants, for an image.
+All variants of an order give the same bits, but for `generic`, which has no fused multiply-adds. Two more emulate a tile unit
+(AMX), for tests. A library is named after its sources, flags and processor. It is compiled on first use, beside the sources if
+writable, else in the user's cache folder. `python -m spotwise.engine.native.build --all` compiles all variants but these two, for
+an image.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from pathlib import Path
 
 from filelock import FileLock
 
-from spotwise.engine.native.order import ORDERS, kernel_order
+from spotwise.engine.native import processor
+from spotwise.engine.native.order import ORDER_VARIABLE, ORDERS, kernel_order
 from spotwise.files.user_folders import build_folders, first_writable
 
 _SOURCES = Path(__file__).parent
@@ -64,24 +66,33 @@ class Variant:
 #: Names the variant to load, for tests and comparisons; unset: the best one that this processor runs.
 VARIANT_VARIABLE = "SPOTWISE_KERNELS"
 _ORDER_FLAGS = {"dot": (), "amx": ("-DSPOTWISE_ORDER_AMX=1",)}
-_AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
+_AVX2_FLAGS = ("-march=x86-64-v3",)
+_AVX512_FLAGS = ("-march=x86-64-v4", "-mprefer-vector-width=512")
+_EMULATED = "-DSPOTWISE_EMULATED_AMX=1"
 #: Best first.
 VARIANTS = (
     Variant(
-        "avx512_bf16",
-        _AVX512 | {"avx512_bf16"},
-        ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
-        orders=("dot",),
+        "amx",
+        processor.AMX,
+        (*_AVX512_FLAGS, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+        orders=("amx",),
     ),
-    Variant("avx512", _AVX512, ("-march=x86-64-v4", "-mprefer-vector-width=512")),
-    Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
+    Variant("avx512_bf16", processor.AVX512_BF16, (*_AVX512_FLAGS, "-mavx512bf16"), orders=("dot",)),
+    Variant("avx512", processor.AVX512, _AVX512_FLAGS),
+    Variant("avx2", processor.AVX2, _AVX2_FLAGS),
     Variant("generic", frozenset(), ()),
+)
+#: What `amx` computes, with tiles that are emulated in memory, slowly: only `SPOTWISE_KERNELS` chooses them.
+EMULATIONS = (
+    Variant("amx_emulated", processor.AVX2, (*_AVX2_FLAGS, _EMULATED), orders=("amx",)),
+    Variant("amx_emulated_avx512", processor.AVX512, (*_AVX512_FLAGS, _EMULATED), orders=("amx",)),
 )
 
 
 def variant_for_this_processor(order: str | None = None) -> Variant:
     """Return the best variant that this processor runs in an order, or the one that `SPOTWISE_KERNELS` names.
+
+    Asks Linux for the use of tiles where the processor has some.
 
     Args:
         order: the order of bfloat16's products; `None`: that of this process.
@@ -89,33 +100,23 @@ def variant_for_this_processor(order: str | None = None) -> Variant:
     Raises:
         ValueError: `SPOTWISE_KERNELS` names none, or one that this processor does not run in this order.
     """
-    order, flags = order or kernel_order("bfloat16"), _processor_flags()
-    usable = [variant for variant in VARIANTS if variant.needs <= flags and order in variant.orders]
+    order, flags = order or kernel_order("bfloat16"), processor.usable_flags()
+    usable = [variant for variant in (*VARIANTS, *EMULATIONS) if variant.needs <= flags and order in variant.orders]
     wanted = os.environ.get(VARIANT_VARIABLE)
     for variant in usable:
-        if wanted in (None, "", variant.name):
+        if variant.name == wanted or (not wanted and variant not in EMULATIONS):
             return variant
     names = ", ".join(variant.name for variant in usable)
-    raise ValueError(f"{VARIANT_VARIABLE} is {wanted!r}; this processor runs in order {order}: {names}")
+    refused = f" ({refusal})" if (refusal := processor.tiles_refusal()) else ""
+    raise ValueError(
+        f"{VARIANT_VARIABLE} is {wanted!r}; this processor runs in order {order}: {names}{refused}. "
+        f"{ORDER_VARIABLE} names the order"
+    )
 
 
 def variants_for_this_architecture() -> tuple[Variant, ...]:
-    """Return the variants that a compiler for this architecture supports."""
-    return tuple(variant for variant in VARIANTS if _is_x86() or not variant.needs)
-
-
-def _is_x86() -> bool:
-    return platform.machine() in ("x86_64", "AMD64")
-
-
-def _processor_flags() -> frozenset[str]:
-    if not _is_x86():
-        return frozenset()
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return frozenset()
-    return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
+    """Return the variants that a compiler for this architecture supports, without emulations."""
+    return tuple(variant for variant in VARIANTS if processor.is_x86() or not variant.needs)
 
 
 def ensure_library(variant: Variant | None = None, order: str | None = None) -> Path:

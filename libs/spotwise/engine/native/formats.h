@@ -14,11 +14,15 @@
 
 #include <type_traits>
 
+#include "amx.h"
 #include "simd.h"
 
 // The order of bfloat16 sums that a library is compiled for.
 #if !defined(SPOTWISE_ORDER_AMX)
 #define SPOTWISE_ORDER_AMX 0
+#endif
+#if SPOTWISE_HAS_TILES && !SPOTWISE_ORDER_AMX
+#error "tiles add in the order amx"
 #endif
 #if defined(__AVX512BF16__) && !SPOTWISE_ORDER_AMX
 #define SPOTWISE_HAS_DOT 1
@@ -89,7 +93,7 @@ struct BFloat16 {
     return size < 0x00800000u ? bits & 0x80000000u : out;
   }
 
-#if SPOTWISE_HAS_DOT
+#if SPOTWISE_HAS_DOT || SPOTWISE_HAS_TILES
   typedef Value Operand;
   SPOTWISE_INLINE static void put_operands(Operand* to, const Floats& value) { put16(to, value); }
 #else
@@ -103,6 +107,11 @@ struct BFloat16 {
 // Whether tiles read activations in another form than that in which they are kept.
 template <class Format>
 constexpr bool kWidens = !std::is_same_v<typename Format::Operand, typename Format::Value>;
+
+// Whether the processor's tile unit multiplies it.
+template <class Format>
+constexpr bool kUsesTiles = SPOTWISE_HAS_TILES && Format::kPair == 2;
+constexpr int kFewRows = 4;  // of which the tile unit multiplies no more: filling tiles would take longer
 
 // Writes `steps` steps of a panel's pairs as floats, an input after the other; fetches what is `ahead` values further.
 template <class Format>

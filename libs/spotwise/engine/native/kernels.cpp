@@ -31,6 +31,12 @@ Workspace<Format>& workspace() {
   return instance;
 }
 
+// While it lives, the calling thread computes: it flushes, and may have tiles.
+struct Computing {
+  const Flushing flushing;
+  const TileUse tiles;
+};
+
 template <class Body>
 void with_format(int format, const Body& body) {
   if (format == 0) {
@@ -96,7 +102,7 @@ void sw_pack(int format, const void* weights, int outputs, int inputs, const int
 // `out` is float32 in any format, without bias.
 void sw_linear(int format, const void* a, int64_t row_stride, int rows, const void* packed, int outputs, int inputs,
                const void* bias, void* out, int64_t out_stride, int as_floats) {
-  const Flushing flushing;
+  const Computing computing;
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
@@ -112,7 +118,7 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, const vo
 
 // out = the root-mean-square norm of rows of x [rows, width], times the weight [width].
 void sw_normalize(int format, const void* x, int rows, int width, const void* weight, float epsilon, void* out) {
-  const Flushing flushing;
+  const Computing computing;
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
@@ -127,7 +133,7 @@ void sw_normalize(int format, const void* x, int rows, int width, const void* we
 // broken.
 int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
              int last_only, const AdapterRows* adapters) {
-  const Flushing flushing;
+  const Computing computing;
   bool is_whole = false;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
@@ -174,7 +180,7 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
 void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const void* queries, int64_t query_token_stride,
                int64_t query_head_stride, const void* keys, int64_t key_token_stride, int64_t key_head_stride,
                const void* values, int64_t value_token_stride, int64_t value_head_stride, void* out) {
-  const Flushing flushing;
+  const Computing computing;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;

@@ -16,7 +16,8 @@ import numpy as np
 import structlog
 import torch
 
-from spotwise.engine.native.build import NoKernelsError, ensure_library
+from spotwise.engine.native import processor
+from spotwise.engine.native.build import NoKernelsError, ensure_library, variant_for_this_processor
 
 _log = structlog.get_logger(__name__)
 
@@ -168,8 +169,11 @@ def _function(
 @cache
 def load_kernels() -> Kernels | None:
     """Return the kernels, or log the reason and return `None` where they cannot be compiled or loaded."""
+    variant = variant_for_this_processor()
+    if refusal := processor.tiles_refusal():
+        _log.warning("amx_not_used", kernels=variant.name, reason=refusal)
     try:
-        return Kernels(str(ensure_library()))
+        return Kernels(str(ensure_library(variant)))
     except (NoKernelsError, OSError) as error:
         _log.warning("no_native_kernels", reason=str(error))
         return None

@@ -63,6 +63,10 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
   }
 }
 
+// Rows in which `multiply` divides a matrix: those of a tile, or of two tiles of the tile unit.
+template <class Format>
+constexpr int kRowUnit = kUsesTiles<Format> ? 2 * kMostTileRows : kTileRows;
+
 // The sums of rows and a panel, one row after the other.
 typedef float PanelSums[kPanel];
 
@@ -90,11 +94,95 @@ __attribute__((noinline)) void multiply_panel(const typename Format::Operand* a,
   });
 }
 
+#if SPOTWISE_HAS_TILES
+// Shapes tiles for rows times a panel: 0 to 3 are sums of (first, second) 16 columns of the upper, then of the lower rows; 4 and 5
+// activations of these; 6 and 7 weights.
+inline void shape_for_panels(int height) {
+  shape_tiles(height, [&](TileShapes& shapes) {
+    for (int tile = 0; tile < 6; tile++) shapes.set(tile, height, kTileBytes);
+    for (int tile = 6; tile < 8; tile++) shapes.set(tile, kBlockSteps, kTileBytes);
+  });
+}
+
+// sums = the products of one or two tiles' rows with `blocks` blocks of a panel; fetches what is `ahead` values further.
+template <bool kTwo>
+__attribute__((noinline)) void multiply_tiles(const uint16_t* upper, const uint16_t* lower, long row_stride,
+                                              const uint16_t* panel, int blocks, long ahead, PanelSums* sums) {
+  constexpr long kPairRow = kPanel * 2, kRowBytes = sizeof(PanelSums);
+  zero_tile<0>();
+  zero_tile<1>();
+  if constexpr (kTwo) {
+    zero_tile<2>();
+    zero_tile<3>();
+  }
+  for (int block = 0; block < blocks; block++) {
+    const uint16_t* weights = panel + block * kBlockSteps * kPairRow;
+    if (ahead) {
+      for (int line = 0; line < kBlockSteps * 2; line++) __builtin_prefetch(weights + ahead + line * 32, 0, 2);
+    }
+    load_tile<6>(weights, kPairRow * 2);
+    load_tile<4>(upper + block * kBlockSteps * 2, row_stride * 2);
+    add_tile_products<0, 4, 6>();
+    load_tile<7>(weights + 2 * kLanes, kPairRow * 2);
+    add_tile_products<1, 4, 7>();
+    if constexpr (kTwo) {
+      load_tile<5>(lower + block * kBlockSteps * 2, row_stride * 2);
+      add_tile_products<2, 5, 6>();
+      add_tile_products<3, 5, 7>();
+    }
+  }
+  store_tile<0>(sums[0], kRowBytes);
+  store_tile<1>(sums[0] + kLanes, kRowBytes);
+  if constexpr (kTwo) {
+    store_tile<2>(sums[kMostTileRows], kRowBytes);
+    store_tile<3>(sums[kMostTileRows] + kLanes, kRowBytes);
+  }
+}
+
+// `multiply_block` by tiles of equal height, of at least one whole block of steps: the last tile takes rows of the one before, too,
+// so that no tile reads beyond the last row. What is left of the steps, less than a block, is added as for few rows.
+template <class Format, class Finish>
+void multiply_block_by_tiles(const uint16_t* a, long row_stride, int rows, const uint16_t* panel, int steps,
+                             const uint16_t* next, const Finish& finish) {
+  const int tiles = (rows + kMostTileRows - 1) / kMostTileRows, height = (rows + tiles - 1) / tiles;
+  const int blocks = steps / kBlockSteps, left = steps % kBlockSteps;
+  const PanelPairs<Format, false> last{panel + long(blocks) * kBlockSteps * kPanel * 2, 0};
+  alignas(64) PanelSums sums[2 * kMostTileRows];
+  shape_for_panels(height);
+  int done = 0;
+  for (int tile = 0; tile < tiles; tile += 2) {
+    const bool two = tile + 1 < tiles;
+    const int starts[2] = {std::min(tile * height, rows - height), std::min((tile + 1) * height, rows - height)};
+    const long ahead = next && tile + 2 >= tiles ? next - panel : 0;
+    const uint16_t *upper = a + starts[0] * row_stride, *lower = a + starts[1] * row_stride;
+    two ? multiply_tiles<true>(upper, lower, row_stride, panel, blocks, ahead, sums)
+        : multiply_tiles<false>(upper, lower, row_stride, panel, blocks, ahead, sums);
+    for (int half = 0; half <= int(two); half++) {
+      PanelSums* own = sums + half * kMostTileRows;
+      for (int row = 0; left && row < height; row += kTileRows) {
+        multiply_panel<Format>(a + (starts[half] + row) * row_stride + long(blocks) * kBlockSteps * 2, row_stride,
+                               std::min(kTileRows, height - row), last, left, false, own + row);
+      }
+      for (; done < starts[half] + height; done++) {
+        const float* found = own[done - starts[half]];
+        finish(done, load(found), load(found + kLanes));
+      }
+    }
+  }
+}
+#endif
+
 // Multiplies rows [0, rows) of `a` by a whole panel; `next` is a panel to prefetch meanwhile, or null.
 // `finish(row, low, high)` receives each row's sums.
 template <class Format, class Finish>
 void multiply_block(const typename Format::Operand* a, long row_stride, int rows, const typename Format::Value* panel, int steps,
                     const typename Format::Value* next, const Finish& finish) {
+#if SPOTWISE_HAS_TILES
+  if constexpr (kUsesTiles<Format>) {
+    if (rows > kFewRows && steps >= kBlockSteps)
+      return multiply_block_by_tiles<Format>(a, row_stride, rows, panel, steps, next, finish);
+  }
+#endif
   constexpr long kStep = kPanel * Format::kPair;
   alignas(64) PanelSums sums[kWidensPanels<Format> ? kBlockRows : kTileRows];
   // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4. One tile reads its panel once.
@@ -162,12 +250,12 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   const int steps = weights.inputs / Format::kPair;
   const long row_bytes = long(weights.inputs) * sizeof(typename Format::Operand);
   const long panel_bytes = long(weights.inputs) * kPanel * sizeof(typename Format::Value);
-  const int most = std::clamp(int(kBlockBytes / row_bytes / kTileRows) * kTileRows, kTileRows,
-                              kWidensPanels<Format> ? kBlockRows : 1 << 20);
+  constexpr int kUnit = kRowUnit<Format>;
+  const int most = std::clamp(int(kBlockBytes / row_bytes / kUnit) * kUnit, kUnit, kWidensPanels<Format> ? kBlockRows : 1 << 20);
   const int blocks = (rows + most - 1) / most;
-  const int block_rows = ((rows + blocks - 1) / blocks + kTileRows - 1) / kTileRows * kTileRows;
+  const int block_rows = ((rows + blocks - 1) / blocks + kUnit - 1) / kUnit * kUnit;
   // With few rows the weights stream from memory, and longer pieces stream better.
-  const int group = rows <= kTileRows ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
+  const int group = rows <= kUnit ? std::max(1, std::min(4, weights.panels() / (4 * team.size()))) : 1;
   const int groups = (weights.panels() + group - 1) / group;
   // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel is prefetched, unless it is so
   // large that it would evict data in use.

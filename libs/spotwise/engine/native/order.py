@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 
+from spotwise.engine.native import processor
+
 #: Names the order of bfloat16's products, as `kernel_order` of a worker's settings; `auto` or unset: the kernels' choice.
 ORDER_VARIABLE = "SPOTWISE_KERNEL_ORDER"
-#: The orders of bfloat16's products; the first is the default.
+#: The orders of bfloat16's products: that of AVX-512 BF16's instruction, and that of the tile unit (AMX).
 ORDERS = ("dot", "amx")
 
 
 def kernel_order(dtype: str) -> str:
-    """Return the order of summation of the native kernels in a number format.
+    """Return the order of summation of the native kernels in a number format: by default that of the processor's.
 
     Raises:
         ValueError: the kernels do not compute in this format, or `SPOTWISE_KERNEL_ORDER` names no order.
@@ -23,4 +25,6 @@ def kernel_order(dtype: str) -> str:
         return "fma"
     if dtype != "bfloat16":
         raise ValueError(f"the native kernels do not compute in {dtype}; they do in float32 and bfloat16")
-    return ORDERS[0] if configured == "auto" else configured
+    if configured != "auto":
+        return configured
+    return "amx" if processor.usable_flags() >= processor.AMX else "dot"

@@ -20,6 +20,7 @@
 #include <thread>
 #include <vector>
 
+#include "amx.h"
 #include "flushing.h"
 
 namespace spotwise {
@@ -144,7 +145,10 @@ class Team {
     const uint32_t ticket = wake_.load(std::memory_order_seq_cst);
     sleeping_.fetch_add(1, std::memory_order_seq_cst);
     const bool is_there = number(offer_.load(std::memory_order_seq_cst)) != seen;
-    if (!is_there) wake_.wait(ticket, std::memory_order_seq_cst);
+    if (!is_there) {
+      release_tiles();
+      wake_.wait(ticket, std::memory_order_seq_cst);
+    }
     sleeping_.fetch_sub(1, std::memory_order_seq_cst);
     return is_there;
   }

@@ -142,9 +142,20 @@ SPOTWISE_INLINE inline void add_pairs(const float* a, long row_stride, const Wei
 #else
 constexpr int kBlockSteps = 16;  // pairs of a block
 
+// A number of a pair in all lanes; both of a bfloat16 pair are read at once.
+SPOTWISE_INLINE inline Register even_of(const float* pair) { return pair[0] - Register{}; }
+SPOTWISE_INLINE inline Register odd_of(const float* pair) { return pair[1] - Register{}; }
+SPOTWISE_INLINE inline BitRegister both_of(const uint16_t* pair) {
+  uint32_t both;
+  std::memcpy(&both, pair, sizeof both);
+  return both + BitRegister{};
+}
+SPOTWISE_INLINE inline Register even_of(const uint16_t* pair) { return (Register)(both_of(pair) << 16); }
+SPOTWISE_INLINE inline Register odd_of(const uint16_t* pair) { return (Register)(both_of(pair) & 0xffff0000u); }
+
 // The even products of a block, then the odd ones: each pass has half the sums, so that they stay in registers.
-template <int kRows, class Weights>
-SPOTWISE_INLINE inline void add_pairs(const float* a, long row_stride, const Weights& weights, int steps, Sums<kRows>& sums) {
+template <int kRows, class Operand, class Weights>
+SPOTWISE_INLINE inline void add_pairs(const Operand* a, long row_stride, const Weights& weights, int steps, Sums<kRows>& sums) {
   alignas(64) Register total[kRows][kTileParts], evens[kRows][kTileParts];
   const auto every = [&](const auto& body) SPOTWISE_INLINE {
     unrolled<kRows>([&](auto row) SPOTWISE_INLINE { unrolled<kTileParts>([&](auto part) SPOTWISE_INLINE { body(row, part); }); });
@@ -158,7 +169,7 @@ SPOTWISE_INLINE inline void add_pairs(const float* a, long row_stride, const Wei
       weights.fetch(step);
       step_of<kRows>([&](auto part) SPOTWISE_INLINE { return weights.even(step, part); },
                      [&](auto row, auto part, const Register& b) SPOTWISE_INLINE {
-        own[row][part] = fused(b, a[row * row_stride + 2 * step] - Register{}, own[row][part]);
+        own[row][part] = fused(b, even_of(a + row * row_stride + 2 * step), own[row][part]);
       });
     }
     every([&](auto row, auto part) SPOTWISE_INLINE { evens[row][part] = own[row][part]; });
@@ -166,7 +177,7 @@ SPOTWISE_INLINE inline void add_pairs(const float* a, long row_stride, const Wei
     for (int step = first; step < end; step++) {
       step_of<kRows>([&](auto part) SPOTWISE_INLINE { return weights.odd(step, part); },
                      [&](auto row, auto part, const Register& b) SPOTWISE_INLINE {
-        own[row][part] = fused(b, a[row * row_stride + 2 * step + 1] - Register{}, own[row][part]);
+        own[row][part] = fused(b, odd_of(a + row * row_stride + 2 * step), own[row][part]);
       });
     }
     every([&](auto row, auto part) SPOTWISE_INLINE { total[row][part] += evens[row][part] + own[row][part]; });
