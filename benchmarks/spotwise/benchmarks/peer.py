@@ -80,7 +80,7 @@ def peer(
     rounds = 1 if quick else rounds
     reused, reused_from = ([], None) if skip_peer is None else read_peer(skip_peer, chosen)
     program = find_vllm(vllm)  # Its client drives our side too.
-    located = resolve_with_progress(model, console)
+    located = resolve_with_progress(model, console, widens=True)
     setting = Setting(program, model, located.path, dtype_of_both(located.path), tuple(up_arguments(up_args)), seed)
     sides = tuple(
         side for side in Side if not (side.is_peer and skip_peer) and not (side is Side.OURS_SPLIT and not split)

@@ -7,5 +7,9 @@ from typing import Literal, get_args
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
+#: What becomes of weights that a model stores in blocks.
+Weights = Literal["keep", "widen"]
+WEIGHTS: tuple[str, ...] = get_args(Weights)
+
 #: A pattern of devices.
 DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"

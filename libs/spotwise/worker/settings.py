@@ -27,7 +27,7 @@ from spotwise.core.worker.scheduling.policies import (
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.security.link_security import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
-from spotwise.worker.engine_choices import DEVICE, Dtype
+from spotwise.worker.engine_choices import DEVICE, Dtype, Weights
 
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost
@@ -52,6 +52,9 @@ class WorkerSettings(ModelServiceSettings):
     """One worker: its model, its memory, its place on the machine."""
 
     dtype: Dtype = "auto"
+    weights: Weights = Field(
+        "keep", description="keep: weights of a GGUF file stay quantised in memory; widen: they do not"
+    )
     device: str = Field("auto", pattern=DEVICE)
     threads: int | None = Field(None, ge=1, description="compute threads; default: the library's choice")
     cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of the compute threads, e.g. 0,1")

@@ -112,6 +112,7 @@ def worker(
     env = {
         **common,
         "SPOTWISE_DTYPE": options.dtype,
+        "SPOTWISE_WEIGHTS": options.weights,
         "SPOTWISE_DEVICE": options.device,
         "SPOTWISE_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),

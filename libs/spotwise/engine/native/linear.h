@@ -8,6 +8,7 @@
 
 #include <algorithm>
 
+#include "quantised.h"
 #include "simd.h"
 #include "team.h"
 
@@ -22,17 +23,34 @@ struct PanelGap {
   int before, panels;
 };
 
+// What the panels of a matrix are: those before the first gap, between the gaps, and after the second; without gaps the last
+// counts. `bytes` are those from panel to panel, where they are not plain.
+struct PanelKinds {
+  Kind before = Kind::kPlain, between = Kind::kPlain, after = Kind::kPlain;
+  long bytes = 0;
+};
+
+// One kind for a whole matrix.
+inline PanelKinds all_of(Kind kind, int inputs) { return {kind, kind, kind, panel_bytes(kind, inputs)}; }
+
 template <class Format>
 struct Packed {
   const typename Format::Value* data;
   int outputs, inputs;
   PanelGap gaps[2];
+  PanelKinds kinds = {};
 
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
-  const typename Format::Value* panel(int index) const {
-    int place = index;
-    for (const PanelGap& gap : gaps) place += index >= gap.before ? gap.panels : 0;
-    return data + long(place) * kPanel * inputs;
+  const typename Format::Value* panel(int index) const { return data + place(index) * kPanel * inputs; }
+  const uint8_t* quantised(int index) const { return (const uint8_t*)data + place(index) * kinds.bytes; }
+  Kind kind(int index) const {
+    return index >= gaps[1].before ? kinds.after : index >= gaps[0].before ? kinds.between : kinds.before;
+  }
+
+ private:
+  long place(int index) const {
+    for (const PanelGap& gap : {gaps[1], gaps[0]}) index += index >= gap.before ? gap.panels : 0;
+    return index;
   }
 };
 
@@ -81,6 +99,30 @@ __attribute__((noinline)) void multiply_panel(const typename Format::Value* a, l
   });
 }
 
+// The same for a quantised panel, which is widened piece by piece; every sum has the order of a plain panel's.
+template <class Format>
+__attribute__((noinline)) void multiply_quantised(const typename Format::Value* a, long row_stride, int height, Kind kind,
+                                                  const uint8_t* panel, int inputs, PanelSums& out) {
+  constexpr long kStep = kPanel * Format::kPair;
+  alignas(64) typename Format::Value piece[kPieceParts * kPartInputs * kPanel];
+  const auto widen = widening<Format>(kind);
+  with_rows<kTileRows>(height, [&](auto constant) {
+    constexpr int kRows = decltype(constant)::value;
+    Sums<kRows> sums;
+    clear<kRows>(sums);
+    for (int part = 0; part < inputs / kPartInputs; part += kPieceParts) {
+      const int count = std::min(kPieceParts, inputs / kPartInputs - part);
+      widen(panel, part, count, piece);
+      multiply_tile<Format, kRows>(a + part * kPartInputs, row_stride, piece, piece + kStep / 2, kStep,
+                                   count * kPartInputs / Format::kPair, sums);
+    }
+    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+      store(out[row], sums[row][0]);
+      store(out[row] + kLanes, sums[row][1]);
+    });
+  });
+}
+
 // Multiplies rows [0, rows) of `a` by all panels. `finish(row, panel, low, high)` receives the 32 sums of a row and a panel.
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
@@ -103,14 +145,20 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
     const int first_panel = int(piece % groups) * group;
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
-      const auto* next = fetch && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
+      const Kind kind = weights.kind(panel);
+      const bool is_plain = kind == Kind::kPlain, is_tile = last_row - first_row <= kTileRows;
+      const auto* plain = is_plain ? weights.panel(panel) : is_tile ? nullptr : widened<Format>(kind, weights.quantised(panel), weights.inputs);
+      const auto* next = fetch && is_plain && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
       // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
       const int tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
       for (int tile = 0, row = first_row; tile < tiles; tile++) {
         const int height = (last_row - row + tiles - tile - 1) / (tiles - tile);
         PanelSums sums;
-        multiply_panel<Format>(a + row * row_stride, row_stride, height, weights.panel(panel), steps,
-                               tile == tiles - 1 ? next : nullptr, sums);
+        if (plain) {
+          multiply_panel<Format>(a + row * row_stride, row_stride, height, plain, steps, tile == tiles - 1 ? next : nullptr, sums);
+        } else {
+          multiply_quantised<Format>(a + row * row_stride, row_stride, height, kind, weights.quantised(panel), weights.inputs, sums);
+        }
         for (int r = 0; r < height; r++) finish(row + r, panel, load(sums[r]), load(sums[r] + kLanes));
         row += height;
       }
