@@ -6,6 +6,7 @@
 #include <memory>
 
 #include "layer.h"
+#include "packing.h"
 #include "ring_exchange.h"
 #include "sampling.h"
 #include "socket_exchange.h"
@@ -106,7 +107,8 @@ void sw_widen_columns(int format, int kind, const void* packed, int inputs, cons
     typedef decltype(f) Format;
     const long bytes = panel_bytes(Kind(kind), inputs);
     team().each(count, [&](int i, int) {
-      widen_column<Format>(Kind(kind), (const uint8_t*)packed, bytes, inputs, columns[i], (typename Format::Value*)out + long(i) * inputs);
+      widen_column<Format>(Kind(kind), (const uint8_t*)packed, bytes, inputs, columns[i],
+                           (typename Format::Value*)out + long(i) * inputs);
     });
   });
 }

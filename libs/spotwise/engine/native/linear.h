@@ -103,6 +103,16 @@ __attribute__((noinline)) void multiply_panel(const typename Format::Value* a, l
 template <class Format>
 __attribute__((noinline)) void multiply_quantised(const typename Format::Value* a, long row_stride, int height, Kind kind,
                                                   const uint8_t* panel, int inputs, PanelSums& out) {
+#if defined(__AVX2__)
+  if (height <= kFusedRows) {
+    with_kind(kind, [&](auto known) {
+      with_rows<kFusedRows>(height, [&](auto rows) {
+        multiply_widening<decltype(known)::value, Format, decltype(rows)::value>(a, row_stride, panel, inputs, out[0]);
+      });
+    });
+    return;
+  }
+#endif
   constexpr long kStep = kPanel * Format::kPair;
   alignas(64) typename Format::Value piece[kPieceParts * kPartInputs * kPanel];
   const auto widen = widening<Format>(kind);

@@ -83,18 +83,25 @@ typedef float WideFloats __attribute__((vector_size(4 * kWide)));
 typedef int32_t WideInts __attribute__((vector_size(4 * kWide)));
 typedef uint32_t WideBits __attribute__((vector_size(4 * kWide)));
 
+// As many bytes as a register has numbers, each widened. The compiler's own conversion takes several steps.
 inline WideInts wide_bytes(const uint8_t* from) {
-  typedef uint8_t Narrow __attribute__((vector_size(kWide)));
-  Narrow bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, WideInts);
+#if defined(__AVX512F__)
+  return (WideInts)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (WideInts)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  return WideInts{from[0], from[1], from[2], from[3]};
+#endif
 }
 
 inline WideInts wide_signed_bytes(const uint8_t* from) {
-  typedef int8_t Narrow __attribute__((vector_size(kWide)));
-  Narrow bytes;
-  std::memcpy(&bytes, from, sizeof bytes);
-  return __builtin_convertvector(bytes, WideInts);
+#if defined(__AVX512F__)
+  return (WideInts)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+#elif defined(__AVX2__)
+  return (WideInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+#else
+  return WideInts{int8_t(from[0]), int8_t(from[1]), int8_t(from[2]), int8_t(from[3])};
+#endif
 }
 
 inline WideFloats wide_floats(WideInts integers) { return __builtin_convertvector(integers, WideFloats); }
@@ -155,48 +162,67 @@ inline void put_wide(typename Format::Value* out, int input, int column, WideFlo
   }
 }
 
-// Widens part `part` of a block for the columns from `column` on, as many as a register has. `put(input, even, odd)` receives the
-// values of two inputs at a time.
+// Widens part `part` of a block for the columns of two registers, from `column` on. `put(input, evens, odds)` receives the values of
+// two inputs at a time, each two registers.
+typedef WideFloats WideTwo[2];
+
 template <Kind kKind, class Put>
-__attribute__((always_inline)) inline void widen_columns(const uint8_t* block, int part, int column, const Put& put) {
+SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int column, const Put& put) {
   constexpr KindShape kShape = shape_of(kKind);
+  constexpr bool kHasMinimum = kShape.has_minimum;
   const uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes();
   const uint8_t* numbers = own + kShape.part_scales * kPanelColumns + column;
   const uint8_t* further = numbers + kPartInputs * kPanelColumns * kShape.number_bits / 8;
-  WideFloats scale = wide_halves(block + 2 * column), second = scale, minimum = {};
-  if constexpr (kKind == Kind::kQ4_1) minimum = wide_halves(block + 2 * kPanelColumns + 2 * column);
-  if constexpr (kKind == Kind::kQ4_K || kKind == Kind::kQ5_K) {
-    scale = second = scale * wide_floats(wide_bytes(own + column));
-    minimum = -(wide_halves(block + 2 * kPanelColumns + 2 * column) * wide_floats(wide_bytes(own + kPanelColumns + column)));
-  }
-  if constexpr (kKind == Kind::kQ6_K) {
-    second = scale * wide_floats(wide_signed_bytes(own + kPanelColumns + column));
-    scale = scale * wide_floats(wide_signed_bytes(own + column));
-  }
-  const auto value = [&](WideInts integer, int input) __attribute__((always_inline)) {
+  WideTwo scale, second = {}, minimum = {};
+  unrolled<2>([&](auto r) SPOTWISE_INLINE {
+    const int at = column + r * kWide;
+    scale[r] = wide_halves(block + 2 * at);
+    if constexpr (kKind == Kind::kQ4_1) minimum[r] = wide_halves(block + 2 * (kPanelColumns + at));
+    if constexpr (kKind == Kind::kQ4_K || kKind == Kind::kQ5_K) {
+      scale[r] *= wide_floats(wide_bytes(own + at));
+      minimum[r] = -(wide_halves(block + 2 * (kPanelColumns + at)) * wide_floats(wide_bytes(own + kPanelColumns + at)));
+    }
+    if constexpr (kKind == Kind::kQ6_K) {
+      second[r] = scale[r] * wide_floats(wide_signed_bytes(own + kPanelColumns + at));
+      scale[r] *= wide_floats(wide_signed_bytes(own + at));
+    }
+  });
+  const auto value = [&](WideInts integer, auto r) SPOTWISE_INLINE {
     if constexpr (kKind == Kind::kQ4_0) integer -= 8;
     if constexpr (kKind == Kind::kQ6_K) integer -= 32;
-    const WideFloats product = wide_floats(integer) * (input < kPartInputs / 2 ? scale : second);
-    if constexpr (kShape.has_minimum) return product + minimum;
-    return product;
+    if constexpr (kHasMinimum) return wide_floats(integer) * scale[r] + minimum[r];
+    return wide_floats(integer) * scale[r];
   };
-  for (int input = 0; input < kPartInputs; input += 2) {
-    WideInts even, odd;
-    if constexpr (kKind == Kind::kQ8_0) {
-      even = wide_signed_bytes(numbers + input * kPanelColumns);
-      odd = wide_signed_bytes(numbers + (input + 1) * kPanelColumns);
-    } else {
-      const WideInts both = wide_bytes(numbers + input / 2 * kPanelColumns);
-      even = both & 15;
-      odd = both >> 4;
+  for (int first = 0; first < kPartInputs; first += 8) {
+    if constexpr (kKind == Kind::kQ6_K) {
+      if (first == kPartInputs / 2) unrolled<2>([&](auto r) SPOTWISE_INLINE { scale[r] = second[r]; });
     }
-    if constexpr (kShape.further_bits > 0) {
-      constexpr int kBits = kShape.further_bits, kInputs = 8 / kBits, kMask = (1 << kBits) - 1;
-      const WideInts bits = wide_bytes(further + input / kInputs * kPanelColumns) >> input % kInputs * kBits;
-      even |= (bits & kMask) << 4;
-      odd |= (bits >> kBits & kMask) << 4;
-    }
-    put(input, value(even, input), value(odd, input));
+    unrolled<4>([&](auto pair) SPOTWISE_INLINE {
+      const int input = first + 2 * pair;
+      WideTwo evens, odds;
+      unrolled<2>([&](auto r) SPOTWISE_INLINE {
+        WideInts even, odd;
+        if constexpr (kKind == Kind::kQ8_0) {
+          even = wide_signed_bytes(numbers + input * kPanelColumns + r * kWide);
+          odd = wide_signed_bytes(numbers + (input + 1) * kPanelColumns + r * kWide);
+        } else {
+          const WideInts both = wide_bytes(numbers + input / 2 * kPanelColumns + r * kWide);
+          even = both & 15;
+          odd = (WideInts)((WideBits)both >> 4);
+        }
+        if constexpr (kShape.further_bits > 0) {
+          constexpr int kBits = kShape.further_bits, kInputs = 8 / kBits, kMask = (1 << kBits) - 1;
+          constexpr int kShift = 2 * std::remove_cvref_t<decltype(pair)>::value % kInputs * kBits;
+          const WideInts bits = wide_bytes(further + input / kInputs * kPanelColumns + r * kWide);
+          even |= (kShift < 4 ? bits << (kShift < 4 ? 4 - kShift : 0) : bits >> (kShift < 4 ? 0 : kShift - 4)) & kMask << 4;
+          constexpr int kNext = kShift + kBits;
+          odd |= (kNext < 4 ? bits << (kNext < 4 ? 4 - kNext : 0) : bits >> (kNext < 4 ? 0 : kNext - 4)) & kMask << 4;
+        }
+        evens[r] = value(even, r);
+        odds[r] = value(odd, r);
+      });
+      put(input, evens, odds);
+    });
   }
 }
 
@@ -206,13 +232,64 @@ __attribute__((noinline)) void widen_parts(const uint8_t* panel, int first, int 
   constexpr KindShape kShape = shape_of(kKind);
   for (int part = first; part < first + count; part++, out += kPartInputs * kPanelColumns) {
     const uint8_t* block = panel + long(part / kShape.block_parts) * kShape.block_bytes();
-    for (int column = 0; column < kPanelColumns; column += kWide) {
-      widen_columns<kKind>(block, part % kShape.block_parts, column, [&](int input, WideFloats even, WideFloats odd) {
-        put_wide<Format>(out, input, column, even, odd);
+    for (int column = 0; column < kPanelColumns; column += 2 * kWide) {
+      widen_columns<kKind>(block, part % kShape.block_parts, column, [&](int input, const WideTwo& evens, const WideTwo& odds)
+                           SPOTWISE_INLINE {
+        unrolled<2>([&](auto r) SPOTWISE_INLINE {
+          put_wide<Format>(out, input, column + r * kWide, evens[r], odds[r]);
+        });
       });
     }
   }
 }
+
+#if defined(__AVX2__)
+#if defined(__AVX512BF16__)
+typedef __m512bh WidePairs;
+#else
+typedef WideBits WidePairs;
+#endif
+constexpr int kFusedRows = kTileRows < 4 ? kTileRows : 4;
+
+// Multiplies rows of `a`, up to kFusedRows, by a panel whose weights are widened in registers; each sum has a plain panel's order.
+// `out` has kPanelColumns sums a row.
+template <Kind kKind, class Format, int kRows>
+__attribute__((noinline)) void multiply_widening(const typename Format::Value* a, long row_stride, const uint8_t* panel, int inputs,
+                                                 float* out) {
+  constexpr KindShape kShape = shape_of(kKind);
+  constexpr int kTwos = kPanelColumns / (2 * kWide), kParts = kShape.block_parts;
+  WideTwo totals[kTwos][kRows] = {};
+  for (int part = 0; part < inputs / kPartInputs; part++) {
+    const uint8_t* block = panel + long(part / kParts) * kShape.block_bytes();
+    const auto* values = a + part * kPartInputs;
+    unrolled<kTwos>([&](auto two) SPOTWISE_INLINE {
+      WideTwo sums[kRows];
+      std::memcpy(sums, totals[two], sizeof sums);
+      widen_columns<kKind>(block, part % kParts, two * 2 * kWide, [&](int input, const WideTwo& evens, const WideTwo& odds)
+                           SPOTWISE_INLINE {
+        unrolled<2>([&](auto r) SPOTWISE_INLINE {
+          unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+            const auto* value = values + row * row_stride + input;
+            if constexpr (Format::kPair == 1) {
+              sums[row][r] = Format::dot(sums[row][r], evens[r], Format::splat_pair(value));
+              sums[row][r] = Format::dot(sums[row][r], odds[r], Format::splat_pair(value + 1));
+            } else {
+              const auto pairs = wide_pairs(evens[r], odds[r]);
+              sums[row][r] = Format::dot(sums[row][r], (WidePairs)pairs, Format::splat_pair(value));
+            }
+          });
+        });
+      });
+      std::memcpy(totals[two], sums, sizeof sums);
+    });
+  }
+  for (int two = 0; two < kTwos; two++) {
+    for (int row = 0; row < kRows; row++) {
+      std::memcpy(out + row * kPanelColumns + two * 2 * kWide, totals[two][row], sizeof totals[two][row]);
+    }
+  }
+}
+#endif
 
 template <class Format>
 using Widening = void (*)(const uint8_t* panel, int first, int count, typename Format::Value* out);
@@ -245,90 +322,6 @@ void widen_column(Kind kind, const uint8_t* panels, long bytes, int inputs, long
     widen(panel, first / kPartInputs, 1, part);
     for (int i = 0; i < kPartInputs; i++) {
       row[first + i] = part[(i / Format::kPair * kPanelColumns + lane) * Format::kPair + i % Format::kPair];
-    }
-  }
-}
-
-// Scale and minimum of a part of Q4_K and Q5_K: 6 bits each, in 12 bytes for the 8 parts of a block.
-inline void part_scale_and_minimum(const uint8_t* packed, int part, uint8_t* scale, uint8_t* minimum) {
-  if (part < 4) {
-    *scale = packed[part] & 63;
-    *minimum = packed[part + 4] & 63;
-  } else {
-    *scale = uint8_t((packed[part + 4] & 15) | (packed[part - 4] >> 6) << 4);
-    *minimum = uint8_t((packed[part + 4] >> 4) | (packed[part] >> 6) << 4);
-  }
-}
-
-// The unsigned number of an input of a part, and the part's scales, as a GGUF block has them.
-template <Kind kKind>
-struct RawBlock {
-  const uint8_t* raw;
-
-  const uint8_t* scale() const { return kKind == Kind::kQ6_K ? raw + 208 : raw; }
-  const uint8_t* minimum() const { return raw + 2; }
-
-  void part_scales(int part, uint8_t (&scales)[2]) const {
-    if constexpr (kKind == Kind::kQ6_K) {
-      scales[0] = raw[192 + 2 * part];
-      scales[1] = raw[192 + 2 * part + 1];
-    } else {
-      part_scale_and_minimum(raw + 4, part, &scales[0], &scales[1]);
-    }
-  }
-
-  int number(int part, int input) const {
-    if constexpr (kKind == Kind::kQ8_0) return raw[2 + input];
-    if constexpr (kKind == Kind::kQ4_0) return raw[2 + input % 16] >> input / 16 * 4 & 15;
-    if constexpr (kKind == Kind::kQ4_1) return raw[4 + input % 16] >> input / 16 * 4 & 15;
-    if constexpr (kKind == Kind::kQ4_K) return raw[16 + part / 2 * 32 + input] >> part % 2 * 4 & 15;
-    if constexpr (kKind == Kind::kQ5_K) {
-      return (raw[48 + part / 2 * 32 + input] >> part % 2 * 4 & 15) | (raw[16 + input] >> part & 1) << 4;
-    }
-    const int low = raw[part / 4 * 64 + part % 2 * 32 + input] >> part % 4 / 2 * 4 & 15;
-    return low | (raw[128 + part / 4 * 32 + input] >> part % 4 * 2 & 3) << 4;
-  }
-};
-
-// Packs `outputs` rows of blocks into panels, of which one begins every `stride` bytes; `source_row(column)` returns the row of an
-// output column. Columns beyond `outputs` are zero.
-template <Kind kKind, class SourceRow>
-void pack_blocks(const uint8_t* rows, int outputs, int inputs, uint8_t* packed, long stride, const SourceRow& source_row) {
-  constexpr KindShape kShape = shape_of(kKind);
-  const int blocks = inputs / (kShape.block_parts * kPartInputs);
-  const int panels = (outputs + kPanelColumns - 1) / kPanelColumns;
-  std::memset(packed, 0, size_t(panels) * stride);
-  for (int column = 0; column < outputs; column++) {
-    const uint8_t* row = rows + long(source_row(column)) * blocks * kShape.raw_bytes;
-    const int lane = column % kPanelColumns;
-    for (int index = 0; index < blocks; index++) {
-      uint8_t* block = packed + column / kPanelColumns * stride + long(index) * kShape.block_bytes();
-      const RawBlock<kKind> from{row + long(index) * kShape.raw_bytes};
-      std::memcpy(block + 2 * lane, from.scale(), 2);
-      if constexpr (kShape.has_minimum) std::memcpy(block + 2 * kPanelColumns + 2 * lane, from.minimum(), 2);
-      for (int part = 0; part < kShape.block_parts; part++) {
-        uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes() + lane;
-        if constexpr (kShape.part_scales > 0) {
-          uint8_t scales[2];
-          from.part_scales(part, scales);
-          own[0] = scales[0];
-          own[kPanelColumns] = scales[1];
-        }
-        uint8_t* numbers = own + kShape.part_scales * kPanelColumns;
-        uint8_t* further = numbers + kPartInputs * kPanelColumns * kShape.number_bits / 8;
-        for (int input = 0; input < kPartInputs; input++) {
-          const int number = from.number(part, input);
-          if constexpr (kShape.number_bits == 8) {
-            numbers[input * kPanelColumns] = uint8_t(number);
-          } else {
-            numbers[input / 2 * kPanelColumns] |= uint8_t((number & 15) << input % 2 * 4);
-          }
-          if constexpr (kShape.further_bits > 0) {
-            constexpr int kInputs = 8 / kShape.further_bits;
-            further[input / kInputs * kPanelColumns] |= uint8_t(number >> 4 << input % kInputs * kShape.further_bits);
-          }
-        }
-      }
     }
   }
 }
