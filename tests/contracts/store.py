@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from spotwise.core.fleet.keeper.kept import InstanceLeave, KeptFleet, KeptInstance, KeptLife, KeptPurchase
 from spotwise.core.messages.fleet import Market, Purchase, PurchaseStatus
-from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState, Pool, ProcessCores, WorkerLoad
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.reshape import DeviceGroup
 from spotwise.core.migration.interruption.arrangement import Arrangement, Disposition
@@ -43,6 +43,8 @@ MEMBER = Member(
     pool=Pool.MIXED,
     transfer_address="127.0.0.1:50052",
     model="a-model",
+    place=DevicePlace(3, 1, 2, 0, 1, (0, 30), (2, 4), "TCP"),
+    cores=ProcessCores((0, 1), "0-3,8", 4, is_pinned=True),
 )
 PLAIN = Member("gateway-1", MemberKind.GATEWAY, 1, MemberState.STARTING, "a-host", 43, "127.0.0.1:50053")
 LONG_S = 60.0

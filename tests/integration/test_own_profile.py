@@ -55,7 +55,7 @@ async def loaded(settings: WorkerSettings) -> EngineThread:
     config = EngineConfig(
         settings.model_dir, settings.dtype, settings.device, settings.kv_cache_bytes, BLOCK_SIZE, threads=1
     )
-    return await EngineThread.load(config, 0)
+    return await EngineThread.load(config)
 
 
 @pytest.fixture

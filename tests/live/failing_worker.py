@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spotwise.cli.launch.mesh_processes import joining_worker
-from spotwise.cli.launch.worker_processes import LocalHost
+from spotwise.cli.launch.worker_cores import LocalHost
 from spotwise.core.costs.batching import Batch
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.sampling import SampledToken

@@ -77,12 +77,14 @@ def disturbed(mesh: LiveMesh, service_id: str, sign: signal.Signals) -> Any:
 
 
 def test_three_shards_answer_as_one_process(shards: LiveMesh) -> None:
-    """Side by side; a part of the model each, which status shows. Embeddings are those of the whole model."""
+    """Side by side; a part of the model each, and cores, which status shows. Embeddings are those of the whole model."""
     greedy_at_once(shards, 4)
     embeds_at_once(shards, Pooling.MEAN)
     places = {status.member.id: status.member_now.place for status in shards.members()}
     parts = [places[name] for name in ("mixed-0", *DEVICES)]
     assert [(part.kv_heads, part.layers) for part in parts if part] == [((n, n + 1), (0, 30)) for n in range(3)]
+    cores = {status.member.id: status.member_now.cores for status in shards.members()}
+    assert {cores[name] for name in DEVICES} == {cores["mixed-0"]} != {None}
     assert "shard 2: layers 0-29, KV heads 2" in shards.command("status").stdout
 
 

@@ -14,8 +14,8 @@ from spotwise.cli.errors import CommandError
 from spotwise.cli.launch.given_options import size_option
 from spotwise.cli.launch.mesh_processes import joining_worker
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
+from spotwise.cli.launch.worker_cores import LocalHost
 from spotwise.cli.launch.worker_options import require_worker_id
-from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.cli.mesh.options import MeshName
 from spotwise.cli.mesh.running import running_state

@@ -5,13 +5,10 @@ arrive on the event loop. Swaps touch no sequence of the engine.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import structlog
@@ -27,10 +24,12 @@ from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.native.exchange import GroupBrokenError
+from spotwise.engine.native.library import load_kernels
 from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.process.garbage import give_back_freed_memory
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.machine import free_memory_bytes
 from spotwise.worker.settings import WorkerSettings
@@ -40,24 +39,20 @@ _log = structlog.get_logger(__name__)
 T = TypeVar("T")
 
 
-def _one_thread(name: str = "engine", niceness: int = 0) -> ThreadPoolExecutor:
-    # Threads that it starts inherit the niceness, so it is set first.
-    return ThreadPoolExecutor(1, thread_name_prefix=name, initializer=_step_back, initargs=(niceness,))
+_ANY_CORE = ComputeThreads()
 
 
-def _step_back(niceness: int) -> None:
-    """Add to the calling thread's niceness (on Linux, each thread has its own), and set its session's: where the kernel groups
-    processes by session (sched_autogroup), a thread's niceness counts within its session only.
+def _on_their_cores(threads: ComputeThreads, load: Callable[[], Engine]) -> Engine:
+    """Load an engine in the calling thread, which will run it. The kernels' threads each keep to their core from their start;
+    the calling one once all is loaded, since torch's threads inherit its cores and compute meanwhile.
     """
-    if niceness == 0:
-        return
-    thread_id = threading.get_native_id()
-    # Added, since only root may lower a niceness.
-    os.setpriority(os.PRIO_PROCESS, thread_id, os.getpriority(os.PRIO_PROCESS, thread_id) + niceness)
-    is_session_leader = os.getsid(0) == os.getpid()
-    if is_session_leader:
-        with contextlib.suppress(OSError):  # a kernel that does not group, or not by session
-            Path("/proc/self/autogroup").write_text(str(niceness))
+    kernels = load_kernels() if threads.cores else None
+    if kernels is not None:
+        kernels.own_cores(threads.cores)
+    engine = load()
+    if kernels is not None and engine.is_native:
+        os.sched_setaffinity(0, threads.cores[:1])
+    return engine
 
 
 class EngineThread:
@@ -66,7 +61,7 @@ class EngineThread:
     Args:
         executor: executor of its thread; by default a new one.
         host: host memory for swapped KV, if any.
-        niceness: as in `load`, of the thread that swaps KV.
+        threads: as in `load`; the thread that swaps KV has their niceness.
         watch: over its iterations and swaps, where nothing else watches them.
     """
 
@@ -75,32 +70,37 @@ class EngineThread:
         engine: Engine,
         executor: ThreadPoolExecutor | None = None,
         host: HostSwap | None = None,
-        niceness: int = 0,
+        threads: ComputeThreads = _ANY_CORE,
         watch: EngineWatch | None = None,
     ) -> None:
         self.engine = engine
         self._watch = watch
-        self._executor = executor or _one_thread()
+        self._executor = executor or _ANY_CORE.executor("engine")
         self._host = host
-        self._mover = _one_thread("kv-swaps", niceness)
+        self._mover = threads.executor("kv-swaps")
         self._loop = asyncio.get_running_loop()
         #: Seconds in iterations so far.
         self.busy_s = 0.0
         self._last_s = 0.0
 
     @classmethod
-    async def load(cls, config: EngineConfig, niceness: int, kv_host_bytes: Callable[[int], int] | None = None) -> Self:
+    async def load(
+        cls,
+        config: EngineConfig,
+        threads: ComputeThreads = _ANY_CORE,
+        kv_host_bytes: Callable[[int], int] | None = None,
+    ) -> Self:
         """Load an engine on the thread that will own it; the event loop keeps running. Raises `ModelError`, `ValueError` as
         `Engine.load`, or where `kv_host_bytes` do not hold one block or cannot be had.
 
         Args:
-            niceness: added to the threads that compute, as by nice(2); not to the event loop.
+            threads: how the threads run that compute.
             kv_host_bytes: host memory for swapped KV beside so many bytes of a cache; 0, or `None`: none.
         """
-        executor = _one_thread(niceness=niceness)
+        executor = threads.executor("engine")
 
         def load() -> tuple[Engine, HostSwap | None]:
-            engine = Engine.load(config)
+            engine = _on_their_cores(threads, lambda: Engine.load(config))
             give_back_freed_memory()
             if kv_host_bytes is None:
                 return engine, None
@@ -114,7 +114,7 @@ class EngineThread:
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        return cls(engine, executor, host, niceness)
+        return cls(engine, executor, host, threads)
 
     @classmethod
     async def load_part(
@@ -123,15 +123,15 @@ class EngineThread:
         place: GroupPlace,
         num_blocks: int,
         host_blocks: int,
-        niceness: int,
+        threads: ComputeThreads,
         flow: WeightFlow | None = None,
         watch: EngineWatch | None = None,
     ) -> Self:
         """Load a group's part of an engine, as `load`; raises as `Engine.load_part`."""
-        executor = _one_thread(niceness=niceness)
+        executor = threads.executor("engine")
 
         def load() -> tuple[Engine, HostSwap | None]:
-            engine = Engine.load_part(store, place, num_blocks, flow)
+            engine = _on_their_cores(threads, lambda: Engine.load_part(store, place, num_blocks, flow))
             give_back_freed_memory()
             with named_memory_errors(f"{host_blocks} blocks of swapped KV (SPOTWISE_KV_HOST_BYTES)"):
                 return engine, HostSwap(engine.kv, host_blocks) if host_blocks else None
@@ -141,7 +141,7 @@ class EngineThread:
         except BaseException:
             executor.shutdown(wait=False)
             raise
-        return cls(engine, executor, host, niceness, watch)
+        return cls(engine, executor, host, threads, watch)
 
     @property
     def num_blocks(self) -> int:

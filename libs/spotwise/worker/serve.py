@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from functools import partial
 
 from spotwise.core.messages.members import MemberKind, Pool
@@ -13,6 +12,7 @@ from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.engine_thread import EngineThread, engine_config
 from spotwise.worker.groups.serve import serve_leader
 from spotwise.worker.machine import free_memory_bytes
+from spotwise.worker.placement import place_process
 from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.serving import started_worker
 from spotwise.worker.settings import WorkerSettings
@@ -22,20 +22,19 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     """Load the model, join the mesh in `home_pool` (or the settings' pool), and serve until a stop signal or a drain's end; a
     worker of several processes, or one that may become such, as the leader of a group.
     """
-    if settings.core_ids:
-        os.sched_setaffinity(0, settings.core_ids)
     pool = settings.pool or home_pool
     if settings.is_device:
         await serve_leader(settings.model_copy(update={"pool": pool}))
         return
+    cores = place_process(settings)
     view = RuntimeView()
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, kind, view))
-        host.introduce(pool=pool, model=settings.served_name)
+        host.introduce(pool=pool, model=settings.served_name, cores=cores)
         config = engine_config(settings)
         try:
             engine = await EngineThread.load(
-                config, settings.niceness, partial(settings.host_bytes, free_memory_bytes())
+                config, settings.compute_threads, partial(settings.host_bytes, free_memory_bytes())
             )
         except (ModelError, ValueError) as error:
             raise MeshError(f"the model cannot be served: {error}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -27,7 +28,9 @@ from spotwise.core.worker.scheduling.policies import (
 from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.security.link_security import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.engine_choices import DEVICE, Dtype, Weights
+from spotwise.worker.topology import format_cpus, parse_cpus
 
 #: Of a worker's iterations.
 Cost = LinearIterationCost | TableIterationCost
@@ -48,6 +51,13 @@ def _served_policy(name: str) -> str:
     raise ValueError(f"SPOTWISE_POLICY={name} is no scheduling policy; {choices}")
 
 
+def _usable_cores(cores: str) -> str:
+    usable = os.sched_getaffinity(0)
+    if lacking := [core for core in parse_cpus(cores) if core not in usable]:
+        raise ValueError(f"this process may use the cores {format_cpus(sorted(usable))}, not {format_cpus(lacking)}")
+    return cores
+
+
 class WorkerSettings(ModelServiceSettings):
     """One worker: its model, its memory, its place on the machine."""
 
@@ -57,7 +67,12 @@ class WorkerSettings(ModelServiceSettings):
     )
     device: str = Field("auto", pattern=DEVICE)
     threads: int | None = Field(None, ge=1, description="compute threads; default: the library's choice")
-    cores: str = Field("", pattern=r"^(\d+(,\d+)*)?$", description="CPU cores of the compute threads, e.g. 0,1")
+    cores: Annotated[str, AfterValidator(_usable_cores)] = Field(
+        "", description="CPU cores of the process, e.g. 0,1 or 0-15,32-47; unset: all that it may use"
+    )
+    pin_threads: bool = Field(
+        False, description="each compute thread keeps to a core of its own, of as many of cores as there are threads"
+    )
     niceness: int = Field(0, ge=0, le=19, description="niceness of the compute threads, as in nice(1)")
     decode_graphs: bool = Field(True, description="on a GPU: record decodes as CUDA graphs and replay them")
     shared_weights: Path | None = Field(
@@ -244,6 +259,15 @@ class WorkerSettings(ModelServiceSettings):
         return self
 
     @model_validator(mode="after")
+    def _threads_have_cores(self) -> Self:
+        if self.pin_threads and (self.threads is None or self.threads > len(self.core_ids)):
+            raise ValueError(
+                f"SPOTWISE_PIN_THREADS: SPOTWISE_THREADS is {self.threads}, and SPOTWISE_CORES names {len(self.core_ids)} "
+                "cores; set both, with as many cores as threads at least"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _serves_adapters(self) -> Self:
         if self.adapters and self.is_device:
             raise ValueError(
@@ -358,6 +382,11 @@ class WorkerSettings(ModelServiceSettings):
         return self.group_size > 1 or self.reshapable
 
     @property
-    def core_ids(self) -> frozenset[int]:
+    def core_ids(self) -> tuple[int, ...]:
         """Cores to run on; empty: all."""
-        return frozenset(int(core) for core in self.cores.split(",") if core)
+        return parse_cpus(self.cores)
+
+    @property
+    def compute_threads(self) -> ComputeThreads:
+        """How the threads run that compute."""
+        return ComputeThreads(self.niceness, self.core_ids[: self.threads] if self.pin_threads else ())

@@ -9,13 +9,20 @@ import orjson
 
 from spotwise.cli.launch.options import MeshOptions
 from spotwise.cli.launch.supervision.run_state import RunState
+from spotwise.cli.launch.worker_cores import LocalHost
 from spotwise.core.costs.cost_profile import BUILT_IN, CostProfile
 from spotwise.files.cost_profile import profile_as_dict
 from spotwise.mesh.embedded.child_process import ProcessIdentity
+from spotwise.worker.topology import Node, Topology
 
 
 def mesh_options(**changes: Any) -> MeshOptions:
     return MeshOptions(**{"name": "default", "model_folder": Path("/m"), "model_name": "m", **changes})
+
+
+def local_host(cores: int = 2, *, native: bool = False) -> LocalHost:
+    """A machine with one NUMA node, without a second thread for a core."""
+    return LocalHost(Topology((Node(0, tuple((cpu,) for cpu in range(cores))),)), native)
 
 
 def run_state(**changes: Any) -> RunState:

@@ -12,9 +12,8 @@ from transformers import AutoModelForCausalLM
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.mesh_processes import mesh_processes
 from spotwise.cli.launch.model_options import adapters_option, require_other_names
-from spotwise.cli.launch.worker_processes import LocalHost
 from tests.adapters import save_adapter
-from tests.unit.cli.builders import mesh_options
+from tests.unit.cli.builders import local_host, mesh_options
 from tests.unit.cli.command_line import RefusalOf
 from tests.unit.engine.tiny_models import llama_config
 
@@ -42,7 +41,7 @@ def test_folders_become_absolute(folder: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_all_services_that_depend_on_the_model_get_them(folder: Path) -> None:
     options = mesh_options(adapters=f"law={folder}")
-    services = mesh_processes(options, "nats://h", "redis://h", LocalHost((0, 1), native_kernels=True))
+    services = mesh_processes(options, "nats://h", "redis://h", local_host(native=True))
     env = {service.service_id: service.env.get("SPOTWISE_ADAPTERS") for service in services}
     assert {env[service] for service in ("gateway-0", "prompt-0", "token-0")} == {f"law={folder}"}
 

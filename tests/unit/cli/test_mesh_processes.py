@@ -15,8 +15,7 @@ from pydantic import ValidationError
 from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.mesh_processes import joining_worker, mesh_processes
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder
-from spotwise.cli.launch.worker_processes import LocalHost
-from tests.unit.cli.builders import mesh_options
+from tests.unit.cli.builders import local_host, mesh_options
 
 NATS = "nats://127.0.0.1:4222"
 REDIS = "redis://127.0.0.1:6379/0"
@@ -26,7 +25,7 @@ def plan(
     cores: int = 2, environ: Mapping[str, str] = MappingProxyType({}), *, native: bool = False, **options: object
 ) -> dict[str, ServiceProcess]:
     mesh = mesh_options(**{"model_folder": Path("/models/tiny"), "model_name": "tiny", **options})
-    services = mesh_processes(mesh, NATS, REDIS, LocalHost(tuple(range(cores)), native), environ)
+    services = mesh_processes(mesh, NATS, REDIS, local_host(cores, native=native), environ)
     assert len({service.service_id for service in services}) == len(services)
     return {service.service_id: service for service in services}
 
@@ -66,7 +65,7 @@ def test_every_service_knows_the_mesh_secret() -> None:
     services = plan(mesh_secret_file=secret)
     assert {service.env["SPOTWISE_MESH_SECRET_FILE"] for service in services.values()} == {str(secret)}
     options = mesh_options(mesh_secret_file=secret)
-    joining = joining_worker(options, NATS, REDIS, "token", "token-7", LocalHost((0,), native_kernels=True))
+    joining = joining_worker(options, NATS, REDIS, "token", "token-7", local_host(1, native=True))
     assert joining.env["SPOTWISE_MESH_SECRET_FILE"] == str(secret)
 
 
@@ -91,7 +90,7 @@ def test_replicas_serve_their_metrics_at_ports_of_their_own() -> None:
     """The port of the environment is the first one's; 0 takes a free one for each."""
     options = mesh_options(schedulers=2, planners=2)
     given = {"SPOTWISE_SCHEDULER_METRICS_PORT": "9500", "SPOTWISE_PLANNER_METRICS_PORT": "0"}
-    services = mesh_processes(options, NATS, REDIS, LocalHost((0,), False), given)
+    services = mesh_processes(options, NATS, REDIS, local_host(1), given)
     set_ports = {each.service_id: value for each in services for name, value in each.env.items() if "METRICS" in name}
     assert set_ports == {"scheduler-1": "9501"}
 
@@ -128,8 +127,8 @@ def test_workers_of_each_pool_run_the_service_that_can_do_its_phases() -> None:
     ("cores", "workers", "threads", "shares"),
     [
         (2, 2, "1", ["0", "1"]),
-        (8, 2, "4", ["0,1,2,3", "4,5,6,7"]),
-        (5, 2, "2", ["0,1", "2,3"]),
+        (8, 2, "4", ["0-3", "4-7"]),
+        (5, 2, "2", ["0-1", "2-3"]),
         (1, 2, "1", [None, None]),
     ],
 )
@@ -241,7 +240,7 @@ def test_options_reach_simulated_workers() -> None:
 
 def test_a_worker_that_joins_a_simulated_mesh_is_simulated() -> None:
     mesh = mesh_options(engine=EngineKind.SIMULATED)
-    joining = joining_worker(mesh, NATS, REDIS, "mixed", "extra", LocalHost((0,), False))
+    joining = joining_worker(mesh, NATS, REDIS, "mixed", "extra", local_host(1))
     assert joining.argv[-1] == "spotwise.worker.simulated"
     assert (joining.service_id, joining.members, joining.env["SPOTWISE_POOL"]) == ("extra", ("extra",), "mixed")
 

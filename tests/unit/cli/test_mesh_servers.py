@@ -7,9 +7,8 @@ from urllib.parse import urlsplit
 from spotwise.cli.launch.mesh_processes import mesh_processes
 from spotwise.cli.launch.mesh_servers import OPERATOR, WORKER, MeshServers, ServerAccess, principal_of, principals_of
 from spotwise.cli.launch.service_process import ServiceProcess
-from spotwise.cli.launch.worker_processes import LocalHost
 from spotwise.wire.permissions import ADMIN
-from tests.unit.cli.builders import mesh_options
+from tests.unit.cli.builders import local_host, mesh_options
 
 SERVERS = MeshServers(
     broker=ServerAccess.embedded("nats://127.0.0.1:1"), store=ServerAccess.embedded("redis://127.0.0.1:2/0")
@@ -18,7 +17,7 @@ SERVERS = MeshServers(
 
 def services(servers: MeshServers = SERVERS) -> dict[str, ServiceProcess]:
     options = mesh_options(mixed_workers=1)
-    planned = mesh_processes(options, *servers.urls(WORKER), LocalHost((0, 1), False))
+    planned = mesh_processes(options, *servers.urls(WORKER), local_host())
     return {each.service_id: servers.logged_in(each) for each in planned}
 
 

@@ -21,7 +21,15 @@ from spotwise.cli.mesh.status_table import (
 )
 from spotwise.cli.status import _unhealthy
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
-from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.messages.members import (
+    Member,
+    MemberKind,
+    MemberState,
+    Pool,
+    ProcessCores,
+    QuarantinedPair,
+    WorkerLoad,
+)
 from spotwise.mesh.grpc.control import EngineDescription
 from tests.unit.cli.builders import run_state
 
@@ -50,6 +58,26 @@ def test_workers_that_compute_alike_are_named_together() -> None:
         "token-0: bfloat16 on cpu, no native kernels",
     ]
     assert len(_legend([])) == 1
+
+
+def test_where_workers_compute_is_shown() -> None:
+    """One line for those of the same cores and threads; others have none. In JSON as the member reports it."""
+    shared, own = ProcessCores((0,), "0-1", 2), ProcessCores((0, 1), "0-31,64", 16, is_pinned=True)
+    members = [
+        status_of("token-0", cores=shared),
+        status_of("prompt-0", MemberKind.PROMPT_WORKER, cores=shared),
+        status_of("mixed-0-device-0", MemberKind.DEVICE, cores=own),
+        status_of("other", cores=ProcessCores((1,), "3", 1)),
+        status_of("unset", cores=ProcessCores((1,), "3")),
+        status_of("gateway-0", MemberKind.GATEWAY),
+    ]
+    assert _legend(members)[1:] == [
+        "mixed-0-device-0: 16 threads, each on a core of its own, on cores 0-31,64 of nodes 0-1",
+        "other: 1 thread on cores 3 of node 1",
+        "prompt-0, token-0: 2 threads on cores 0-1 of node 0",
+        "unset: as many threads as the library chooses on cores 3 of node 1",
+    ]
+    assert as_dict(members[0])["cores"] == {"nodes": (0,), "cpus": "0-1", "threads": 2, "is_pinned": False}
 
 
 def test_why_a_group_computes_nothing_is_shown() -> None:

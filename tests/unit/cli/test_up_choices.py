@@ -8,9 +8,10 @@ from typing import Any
 import pytest
 
 from spotwise.cli.errors import OptionError
-from spotwise.cli.launch import model_options
+from spotwise.cli.launch import model_options, up
 from spotwise.cli.launch.gateway_options import require_keys
-from spotwise.cli.launch.model_options import require_device
+from spotwise.cli.launch.given_options import EngineKind, FleetChoice, LaunchOptions
+from spotwise.cli.launch.model_options import ModelChoice, require_device
 from spotwise.cli.launch.options import GroupShape, MeshOptions, WorkerPools
 from spotwise.cli.launch.worker_options import PoolOptions, parse_parallel, planned_pools
 from spotwise.cli.report import public_access_warning
@@ -35,6 +36,29 @@ def test_pools_that_were_not_named(named: dict[str, int], expected: tuple[int, i
     """One worker of each phase; beside mixed workers none, because those do both."""
     pools = planned_pools(PoolOptions.model_validate(named), is_bought=False)
     assert (pools.prompt_workers, pools.token_workers, pools.mixed_workers) == expected
+
+
+@pytest.mark.parametrize(("nodes", "expected"), [(1, (1, 1, 0)), (2, (1, 1, 0)), (3, (1, 2, 0)), (4, (2, 2, 0))])
+def test_each_of_several_nodes_has_a_worker(nodes: int, expected: tuple[int, int, int]) -> None:
+    """Half of them for prompts; where workers are named, or machines bought, only those that are."""
+
+    def counted(named: dict[str, Any], *, is_bought: bool = False) -> tuple[int, int, int]:
+        found = planned_pools(PoolOptions.model_validate(named), is_bought=is_bought, nodes=nodes)
+        return found.prompt_workers, found.token_workers, found.mixed_workers
+
+    assert counted({}) == expected
+    assert counted({"token_workers": 3}) == (1, 3, 0)
+    assert counted({"mixed_workers": 1}) == (0, 0, 1)
+    assert counted({"parallel": "2,1,1"}) == (0, 0, 2)
+    assert counted({}, is_bought=True) == (0, 0, 0)
+
+
+@pytest.mark.parametrize(("engine", "workers"), [("torch", 4), ("simulated", 2)])
+def test_up_counts_the_nodes_of_this_machine(engine: str, workers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Simulated workers take no cores."""
+    monkeypatch.setattr(up, "nodes_here", lambda device: [device] * 4)
+    given = (PoolOptions(), FleetChoice(), ModelChoice(model="m"), LaunchOptions(engine=EngineKind(engine)))
+    assert up.checked_options(*given).num_workers == workers
 
 
 def options(host: str) -> MeshOptions:

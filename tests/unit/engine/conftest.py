@@ -36,34 +36,37 @@ def cache(tmp_path: Path) -> Path:
     return tmp_path / "cache" / "weights"
 
 
-@pytest.fixture(params=build.VARIANTS, ids=lambda variant: variant.name)
+KINDS = [(variant, order) for variant in build.VARIANTS for order in variant.orders]
+
+
+@pytest.fixture(params=KINDS, ids=lambda kind: f"{kind[0].name}-{kind[1]}")
 def kernels(request: pytest.FixtureRequest) -> Iterator[Kernels]:
-    """The kernels of each kind of processor that this one can pass for, compiled for real; on one thread at first."""
-    kernels = usable(request.param)
+    """The kernels of each kind of processor that this one can pass for, in each order; on one thread at first."""
+    kernels = usable(*request.param)
     kernels.set_threads(1)
     yield kernels
     kernels.set_threads(1)  # the best variant is also the engine's
 
 
 @pytest.fixture
-def kernels_of() -> Callable[[str], Kernels]:
+def kernels_of() -> Callable[..., Kernels]:
     """The kernels of a kind of processor by its name, for tests that compare kinds; on one thread."""
 
-    def named(name: str) -> Kernels:
+    def named(name: str, order: str = "dot") -> Kernels:
         (variant,) = (variant for variant in build.VARIANTS if variant.name == name)
-        kernels = usable(variant)
+        kernels = usable(variant, order)
         kernels.set_threads(1)
         return kernels
 
     return named
 
 
-def usable(variant: build.Variant) -> Kernels:
+def usable(variant: build.Variant, order: str) -> Kernels:
     """Return the kernels of a variant; the test is skipped where this processor cannot pass for its kind."""
     if missing := variant.needs - build._processor_flags():
         pytest.skip(f"this processor has no {', '.join(sorted(missing))}")
     try:
-        return compiled(variant)
+        return compiled(variant, order)
     except build.NoKernelsError as error:
         pytest.skip(str(error))
 
@@ -79,5 +82,5 @@ def best_kernels() -> Kernels:
 
 
 @functools.cache
-def compiled(variant: build.Variant) -> Kernels:
-    return Kernels(str(build.ensure_library(variant)))
+def compiled(variant: build.Variant, order: str) -> Kernels:
+    return Kernels(str(build.ensure_library(variant, order)))

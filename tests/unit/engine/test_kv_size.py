@@ -22,6 +22,7 @@ from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.part_sizes import PartSizes
 from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.worker import engine_thread
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.engine_thread import EngineThread
 from tests.unit.engine.tiny_models import llama_config, save_model
 
@@ -130,7 +131,7 @@ async def test_memory_that_cannot_be_had_for_a_part_is_one_sentence(
     store = WeightStore(EngineConfig(llama_folder, "float32", "cpu", 1 << 30, threads=1))
     monkeypatch.setattr(group_place, "PagedKvCache", Mock(side_effect=MemoryError))
     with pytest.raises(ModelError, match=r"not enough memory for a KV cache of .*: lower .*--kv-cache"):
-        await EngineThread.load_part(store, GroupPlace(Shard(), 1), 4, 0, 0)
+        await EngineThread.load_part(store, GroupPlace(Shard(), 1), 4, 0, ComputeThreads())
 
 
 async def test_memory_that_cannot_be_had_for_swapped_kv_is_one_sentence(
@@ -139,4 +140,4 @@ async def test_memory_that_cannot_be_had_for_swapped_kv_is_one_sentence(
     store = WeightStore(EngineConfig(llama_folder, "float32", "cpu", 1 << 30, threads=1))
     monkeypatch.setattr(engine_thread, "HostSwap", Mock(side_effect=torch.OutOfMemoryError("CUDA out of memory")))
     with pytest.raises(ModelError, match=r"not enough memory for 8 blocks of swapped KV.*: lower"):
-        await EngineThread.load_part(store, GroupPlace(Shard(), 1), 4, 8, 0)
+        await EngineThread.load_part(store, GroupPlace(Shard(), 1), 4, 8, ComputeThreads())

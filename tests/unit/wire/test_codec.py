@@ -10,6 +10,7 @@ import pytest
 from spotwise.core.messages import groups as g
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.members import ProcessCores
 from spotwise.core.requests.sampling import SampledToken, TokenLogprobs
 from spotwise.wire import codec, codec_members, codec_records
 from spotwise.wire.codec_groups import decode_order, decode_report, encode_report
@@ -101,8 +102,10 @@ def test_plain_tokens_cost_a_few_bytes_each() -> None:
     assert len(codec.encode(m.TokenBatch("token-worker-0", deltas))) < 256 * 8
 
 
-def test_a_member_survives_without_an_envelope_too() -> None:
-    member = m.Member("w", m.MemberKind.TOKEN_WORKER, 3, m.MemberState.READY, "host", 1, "host:1", m.Pool.MIXED)
+@pytest.mark.parametrize("cores", [None, ProcessCores((0, 3), "0-3,8", 4, is_pinned=True), ProcessCores((), "")])
+def test_a_member_survives_without_an_envelope_too(cores: ProcessCores | None) -> None:
+    kind, state = m.MemberKind.TOKEN_WORKER, m.MemberState.READY
+    member = m.Member("w", kind, 3, state, "host", 1, "host:1", m.Pool.MIXED, cores=cores)
     assert codec_members.member_from(codec_members.member_to(member)) == member
 
 

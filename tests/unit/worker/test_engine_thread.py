@@ -20,6 +20,7 @@ from spotwise.engine.engine import Engine
 from spotwise.engine.kv.host_swap import HostSwap
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.mesh.process.watchdog import Watchdog
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from tests.contracts.waiting import until
@@ -199,7 +200,7 @@ async def test_what_computes_steps_back_and_the_loop_does_not(more: int, monkeyp
 
     monkeypatch.setattr(Engine, "load", load)
     before = os.getpriority(os.PRIO_PROCESS, 0)
-    thread = await EngineThread.load(EngineConfig(Path("/no/model")), more)
+    thread = await EngineThread.load(EngineConfig(Path("/no/model")), ComputeThreads(niceness=more))
     thread.close()
     assert seen == [min(19, before + more)]
     assert os.getpriority(os.PRIO_PROCESS, threading.get_native_id()) == before
@@ -211,5 +212,5 @@ async def test_an_engine_that_cannot_be_loaded_leaves_no_thread(monkeypatch: pyt
 
     monkeypatch.setattr(Engine, "load", load)
     with pytest.raises(ValueError, match="no such device"):
-        await EngineThread.load(EngineConfig(Path("/no/model")), 0)
+        await EngineThread.load(EngineConfig(Path("/no/model")))
     await until(lambda: not any(thread.name.startswith("engine") for thread in threading.enumerate()))

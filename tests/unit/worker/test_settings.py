@@ -16,6 +16,7 @@ from spotwise.core.membership.confirmation import CONFIRM_EVERY_S
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.policy import Batching, Reserve, Scheduling, WorkerPolicy
 from spotwise.core.worker.scheduling.policies import queues_for
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.groups.settings import DeviceSettings
 from spotwise.worker.settings import WorkerSettings
 from spotwise.worker.simulated.settings import SimulatedWorkerSettings
@@ -160,3 +161,34 @@ def test_the_kv_push_follows_from_the_settings(
     assert made.host_bytes(0, 1 << 35) == (
         host_bytes if made.kv_host_bytes is not None else (1 << 35) * bool(host_bytes)
     )
+
+
+def test_cores_are_a_list_as_the_kernel_writes_it(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In its order, which threads that are pinned follow."""
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    settings = WorkerSettings(model_dir=model_dir, cores="4-6,0", threads=3, pin_threads=True, niceness=2)
+    assert settings.core_ids == (4, 5, 6, 0)
+    assert settings.compute_threads == ComputeThreads(2, (4, 5, 6))
+    shared = WorkerSettings(model_dir=model_dir, cores="4-6,0", threads=3)
+    assert shared.compute_threads == WorkerSettings(model_dir=model_dir).compute_threads == ComputeThreads()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cores": "0;1"}, "no list of CPUs; write for instance 0-3,8"),
+        ({"cores": "3-1"}, "no range of CPUs"),
+        ({"cores": "0,0"}, "twice"),
+        ({"cores": "6-9"}, "may use the cores 0-7, not 8-9"),
+        ({"pin_threads": True}, "SPOTWISE_PIN_THREADS.*set both"),
+        ({"pin_threads": True, "threads": 2}, "SPOTWISE_THREADS is 2, and SPOTWISE_CORES names 0"),
+        ({"pin_threads": True, "cores": "0-3"}, "SPOTWISE_THREADS is None"),
+        ({"pin_threads": True, "threads": 5, "cores": "0-3"}, "is 5, and SPOTWISE_CORES names 4"),
+    ],
+)
+def test_cores_that_are_not_there_or_too_few_are_refused(
+    model_dir: Path, settings: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: set(range(8)))
+    with pytest.raises(ValidationError, match=message):
+        WorkerSettings(model_dir=model_dir, **settings)

@@ -10,7 +10,8 @@ from collections.abc import Mapping
 from spotwise.cli.launch.given_options import EngineKind
 from spotwise.cli.launch.options import FleetOptions, MeshOptions
 from spotwise.cli.launch.simulated_processes import simulated_env
-from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_imports
+from spotwise.cli.launch.worker_cores import CoreShare, LocalHost, threads_of
+from spotwise.cli.launch.worker_processes import worker_env, worker_imports
 from spotwise.mesh.embedded.child_process import identify
 
 _SIMULATED_DEVICE = "spotwise.worker.simulated.groups"
@@ -55,8 +56,8 @@ def watcher_of_fleet(
             device.setdefault("SPOTWISE_PROFILE", str(fleet.profile))
     else:
         threads = threads_of(options, fleet.most_devices, machine)
-        threads = options.threads or min(threads, max(1, len(machine.cores) // fleet.most_devices))
-        device = dict(worker(options, common, "mixed", "", threads, fleet.most_devices).env)
+        threads = options.threads or min(threads, max(1, machine.num_cores // fleet.most_devices))
+        device = worker_env(options, common, "mixed", fleet.most_devices, CoreShare(threads))
         imports = ("spotwise.worker.groups", *worker_imports(options))
     given = {
         "SPOTWISE_FLEET_FILE": fleet.file,

@@ -18,7 +18,8 @@ from spotwise.cli.launch.service_process import (
     service,
 )
 from spotwise.cli.launch.simulated_processes import simulated_group_processes, simulated_processes, simulated_workers
-from spotwise.cli.launch.worker_processes import LocalHost, threads_of, worker, worker_processes
+from spotwise.cli.launch.worker_cores import CoreShare, LocalHost, threads_of
+from spotwise.cli.launch.worker_processes import worker, worker_env, worker_processes
 
 #: Each process of a service serves its metrics at a port of its own: the one that is set, and those that follow it.
 _METRICS_PORTS = {
@@ -92,5 +93,7 @@ def joining_worker(
         common = common_env(options, nats_url, redis_url) | {"OMP_NUM_THREADS": "1"}
         return simulated_workers(options, common, pool, (worker_id,))
     sharing = options.num_workers + 1
-    threads = threads_of(options, sharing, machine)
-    return worker(options, common_env(options, nats_url, redis_url), pool, worker_id, threads, sharing)
+    share = CoreShare(threads_of(options, sharing, machine))
+    return worker(
+        options, pool, worker_id, worker_env(options, common_env(options, nats_url, redis_url), pool, sharing, share)
+    )

@@ -25,6 +25,7 @@ from spotwise.cli.launch.run_folder import cache_folder, run_folder
 from spotwise.cli.launch.supervision.detach import start_detached
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervise import supervise
+from spotwise.cli.launch.worker_cores import nodes_here
 from spotwise.cli.launch.worker_options import PoolOptions, planned_pools, require_engine_options
 from spotwise.cli.option_groups import refused_options, with_option_groups
 from spotwise.cli.report import Report, public_access_warning, welcome_lines
@@ -66,8 +67,9 @@ def up(
 
 def checked_options(pools: PoolOptions, fleet: FleetChoice, model: ModelChoice, launch: LaunchOptions) -> MeshOptions:
     """Return the options of a mesh, whose model is not looked for yet; raises `OptionError` where they do not go together."""
-    planned = planned_pools(pools, is_bought=fleet.is_bought)
     is_simulated = launch.engine is EngineKind.SIMULATED
+    nodes = 1 if is_simulated else len(nodes_here(launch.device))
+    planned = planned_pools(pools, is_bought=fleet.is_bought, nodes=nodes)
     bought = fleet_options(run_folder(launch.name), fleet, is_simulated=is_simulated)
     require_servers(launch)
     require_engine_options(launch, planned)

@@ -38,8 +38,11 @@ class PoolOptions(PoolSizes):
     ] = None
 
 
-def planned_pools(given: PoolOptions, *, is_bought: bool) -> WorkerPools:
+def planned_pools(given: PoolOptions, *, is_bought: bool, nodes: int = 1) -> WorkerPools:
     """Return the workers of each pool; without any where the planner decides what serves, of devices that are bought.
+
+    Args:
+        nodes: NUMA nodes of the machine: where nothing is named, each of several has a worker, half of them of prompts.
 
     Raises:
         OptionError: options that do not go together.
@@ -55,6 +58,8 @@ def planned_pools(given: PoolOptions, *, is_bought: bool) -> WorkerPools:
         return parse_parallel(given.parallel)
     if given.devices is not None:
         raise OptionError("--devices: only workers of --parallel can be re-shaped; add for instance --parallel 1,1,1")
+    if not named and nodes > 1:
+        return WorkerPools(prompt_workers=nodes // 2, token_workers=nodes - nodes // 2)
     unnamed = 0 if given.mixed_workers else 1  # mixed workers do both phases
     return WorkerPools(**{"prompt_workers": unnamed, "token_workers": unnamed, **named})
 

@@ -1,121 +1,124 @@
-"""The processes of workers that compute, and what they get of the machine.
+"""The processes of workers that compute, and what they get of the machine: cores (`worker_cores.py`), memory and weights.
 
-Workers share the cores. The native kernels' threads sleep while they wait, so a worker has twice its share of them and uses an
-idle partner's cores. Where both compute, the token phase yields: a prompt is long and its user waits, while a token's
-iteration is short and needs a small part of the cores to keep pace with a reader. Without these kernels OpenMP's threads
-compute, and two teams on the same cores spin against one another: a worker then gets its share of threads and, where there is
-a core for each, cores of its own.
+Where processes share cores, the token phase yields: a prompt is long and its user waits, while a token's iteration is short and
+needs a small part of the cores to keep pace with a reader.
 """
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
-from spotwise.cli.launch.options import POOLS, MeshOptions
+from spotwise.cli.launch.options import POOLS, GroupShape, MeshOptions
 from spotwise.cli.launch.service_process import ServiceProcess, StopOrder, policy_env, service
-from spotwise.engine.native.build import NoKernelsError, ensure_library
+from spotwise.cli.launch.worker_cores import CoreShare, LocalHost, core_shares
+from spotwise.worker.topology import Node, format_cpus
 
 #: Niceness of a token worker on shared cores: against a prompt worker it gets about a seventh of a core's time.
 _TOKEN_NICENESS = 8
-
-
-@dataclass(frozen=True, slots=True)
-class LocalHost:
-    """The machine's resources: the usable cores' numbers, ascending; the native kernels."""
-
-    cores: tuple[int, ...]
-    native_kernels: bool
-
-    @classmethod
-    def this(cls) -> Self:
-        """Inspect the machine this process runs on; compiles missing kernels."""
-        try:
-            ensure_library()
-            native_kernels = True
-        except NoKernelsError:
-            native_kernels = False
-        return cls(tuple(sorted(os.sched_getaffinity(0))), native_kernels)
-
-
-def threads_of(options: MeshOptions, num_workers: int, machine: LocalHost) -> int:
-    """Return the threads of each of so many workers that share the machine."""
-    share = max(1, len(machine.cores) // num_workers)
-    return options.threads or (min(2 * share, len(machine.cores)) if _sleeps(options, machine) else share)
-
-
-def _sleeps(options: MeshOptions, machine: LocalHost) -> bool:
-    return machine.native_kernels and options.device in ("auto", "cpu") and options.dtype != "float16"
+#: Bytes of weights in memory over those in the folder at most: a folder's bfloat16 may be computed in float32.
+_WIDENED = 2
+#: Share of the free memory that copies of the weights may take: the rest is for KV and for what workers compute with.
+_COPIES_SHARE = 1 / 2
+_WEIGHT_FILES = ("*.safetensors", "*.bin", "*.gguf")
 
 
 def worker_processes(options: MeshOptions, common: Mapping[str, str], machine: LocalHost) -> tuple[ServiceProcess, ...]:
     """Plan all workers, each of one process or several, and the spare devices."""
-    share = len(machine.cores) // options.num_devices
-    threads, sharing = threads_of(options, options.num_devices, machine), options.num_devices
+    shares = core_shares(options, options.num_devices, machine)
+    has_copies = _copies_fit(options, [share.nodes for share in shares], machine)
+    left = iter(shares)
+
+    def env(pool: str, share: CoreShare, niceness: int = 0) -> dict[str, str]:
+        return worker_env(options, common, pool, options.num_devices, share, niceness, has_copies=has_copies)
+
     workers: list[ServiceProcess] = []
-    pools = [(pool, worker_id) for pool in POOLS for worker_id in options.worker_ids(pool)]
-    for index, (pool, worker_id) in enumerate(pools):
-        # Pinned to fewer cores than it has threads, a worker would spin against itself.
-        own_cores = machine.cores[index * share : (index + 1) * share] if share >= threads else ()
-        niceness = _TOKEN_NICENESS if pool == "token" and not own_cores else 0
+    for pool, worker_id in ((each, worker_id) for each in POOLS for worker_id in options.worker_ids(each)):
         shape = options.shape_of(pool)
-        if shape.size > 1 or options.reshapable:
-            group_threads = 1 if shape.size > 1 else threads
-            workers += _group(options, common, pool, worker_id, sharing, niceness, group_threads)
+        own = [next(left) for _ in range(shape.size)]
+        niceness = _TOKEN_NICENESS if pool == "token" and not own[0].is_own else 0
+        if shape.size == 1 and not options.reshapable:
+            workers.append(worker(options, pool, worker_id, env(pool, own[0], niceness)))
             continue
-        workers.append(worker(options, common, pool, worker_id, threads, sharing, own_cores, niceness))
-    env = worker(options, common, "mixed", "", options.threads or 1, sharing).env
-    return (*workers, *(_device(options, f"device-{number}", env) for number in range(options.spare_devices)))
+        in_group = [_in_group(options, shape, share) for share in own]
+        workers += _group(options, pool, worker_id, [env(pool, share, niceness) for share in in_group])
+    spares = [env("mixed", replace(_without_own(share), threads=options.threads or 1)) for share in left]
+    return (*workers, *(_device(options, f"device-{number}", each) for number, each in enumerate(spares)))
 
 
-def _group(
-    options: MeshOptions,
-    common: Mapping[str, str],
-    pool: str,
-    worker_id: str,
-    sharing: int,
-    niceness: int,
-    threads: int,
-) -> list[ServiceProcess]:
-    """Plan a leader and its devices: they wait for one another at every step, so that each has one thread, and all the same
-    niceness, unless the user says otherwise.
+def _copies_fit(options: MeshOptions, nodes: Sequence[tuple[Node, ...]], machine: LocalHost) -> bool:
+    """Whether each node's workers may have a file of packed weights of their own, in the node's memory."""
+    used = {of_one[0].number: of_one[0] for of_one in nodes if len(of_one) == 1}
+    if not used:
+        return False
+    files = [file for pattern in _WEIGHT_FILES for file in options.model_folder.glob(pattern)]
+    needed = _WIDENED * sum(file.stat().st_size for file in files)
+    free = min(*(node.free_bytes for node in used.values()), machine.free_bytes // len(used))
+    return needed <= _COPIES_SHARE * free
+
+
+def _in_group(options: MeshOptions, shape: GroupShape, share: CoreShare) -> CoreShare:
+    """Return the share of a process of a group: they wait for one another at every step, so that each has one thread, unless
+    the user says otherwise.
     """
+    threads = options.threads or (1 if shape.size > 1 else share.threads)
+    return replace(_without_own(share), threads=threads)
+
+
+def _without_own(share: CoreShare) -> CoreShare:
+    """Return the share of a device: on a machine that is not divided by node it runs where there is time."""
+    return share if share.nodes else replace(share, cores=())
+
+
+def _group(options: MeshOptions, pool: str, worker_id: str, envs: Sequence[Mapping[str, str]]) -> list[ServiceProcess]:
+    """Plan a leader and its devices, by their environments, all of the same niceness."""
     shape = options.shape_of(pool)
-    leader = worker(options, common, pool, worker_id, options.threads or threads, sharing, niceness=niceness)
     shaped = {"SPOTWISE_STAGES": str(shape.stages), "SPOTWISE_SHARDS": str(shape.shards)}
     if options.reshapable:
         shaped["SPOTWISE_RESHAPABLE"] = "true"
-    env = {**leader.env, "SPOTWISE_LEADER_ID": worker_id}
-    devices = [_device(options, f"{worker_id}-device-{number}", env) for number in range(1, shape.size)]
+    leader = worker(options, pool, worker_id, {**envs[0], **shaped})
+    led = {"SPOTWISE_LEADER_ID": worker_id}
+    devices = [
+        _device(options, f"{worker_id}-device-{number}", {**env, **led}) for number, env in enumerate(envs[1:], start=1)
+    ]
     # Its device lives as long as the process; its worker as long as no re-shape ends it.
-    return [replace(leader, env={**leader.env, **shaped}, member_ids=(f"{worker_id}-device-0",)), *devices]
+    return [replace(leader, member_ids=(f"{worker_id}-device-0",)), *devices]
 
 
 def _device(options: MeshOptions, device_id: str, env: Mapping[str, str]) -> ServiceProcess:
     return service(options, "worker.groups", device_id, env, StopOrder.WORKER, later_imports=worker_imports(options))
 
 
-def worker(
+def worker(options: MeshOptions, pool: str, worker_id: str, env: Mapping[str, str]) -> ServiceProcess:
+    """Plan a worker's process, or that of its group's leader."""
+    module = "prompt_worker" if pool == "prompt" else "token_worker"
+    return service(options, module, worker_id, env, StopOrder.WORKER, later_imports=worker_imports(options))
+
+
+def worker_env(
     options: MeshOptions,
     common: Mapping[str, str],
     pool: str,
-    worker_id: str,
-    threads: int,
     sharing: int,
-    own_cores: tuple[int, ...] = (),
+    share: CoreShare,
     niceness: int = 0,
-) -> ServiceProcess:
-    """Plan a worker of one process; `sharing`: workers that divide the machine's memory; `own_cores`: it is pinned to them."""
+    *,
+    has_copies: bool = False,
+) -> dict[str, str]:
+    """Return the environment of a process that computes for workers.
+
+    Args:
+        sharing: processes that divide the machine's memory.
+        has_copies: each node's processes have a file of packed weights of their own.
+    """
     env = {
         **common,
         "SPOTWISE_DTYPE": options.dtype,
         "SPOTWISE_WEIGHTS": options.weights,
         "SPOTWISE_DEVICE": options.device,
-        "SPOTWISE_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
+        "SPOTWISE_THREADS": str(share.threads),
+        "OMP_NUM_THREADS": str(share.threads),
         "SPOTWISE_NICENESS": str(niceness),
         "SPOTWISE_KV_CACHE_BYTES": str(options.kv_cache_bytes or "auto"),
         "SPOTWISE_LOCAL_WORKERS": str(sharing),
@@ -123,13 +126,16 @@ def worker(
         **policy_env(options),
     }
     if options.shared_weights is not None:
-        env["SPOTWISE_SHARED_WEIGHTS"] = str(options.shared_weights)
+        is_copy = has_copies and len(share.nodes) == 1
+        folder = options.shared_weights / f"node-{share.nodes[0].number}" if is_copy else options.shared_weights
+        env["SPOTWISE_SHARED_WEIGHTS"] = str(folder)
     if options.cost_profiles is not None:
         env["SPOTWISE_COST_PROFILES"] = str(options.cost_profiles)
-    if own_cores:
-        env["SPOTWISE_CORES"] = ",".join(map(str, own_cores))
-    module = "prompt_worker" if pool == "prompt" else "token_worker"
-    return service(options, module, worker_id, env, StopOrder.WORKER, later_imports=worker_imports(options))
+    if share.cores:
+        env["SPOTWISE_CORES"] = format_cpus(share.cores)
+    if share.is_pinned:
+        env["SPOTWISE_PIN_THREADS"] = "true"
+    return env
 
 
 def worker_imports(options: MeshOptions) -> tuple[str, ...]:

@@ -12,11 +12,20 @@ from rich.table import Table
 
 from spotwise.cli.mesh.access import open_store, operator_access
 from spotwise.core.access.store_budget import Kind, RoomUse
-from spotwise.core.messages.members import DevicePlace, Member, MemberKind, Pool, QuarantinedPair, WorkerLoad
+from spotwise.core.messages.members import (
+    DevicePlace,
+    Member,
+    MemberKind,
+    Pool,
+    ProcessCores,
+    QuarantinedPair,
+    WorkerLoad,
+)
 from spotwise.core.scheduler.views import has_off_pool_work
 from spotwise.mesh.grpc.control import EngineDescription, describe_engine, is_serving
 from spotwise.mesh.grpc.control_access import ControlAccess
 from spotwise.mesh.ports.ports import MeshError
+from spotwise.worker.topology import format_cpus
 
 WORKERS = (MemberKind.PROMPT_WORKER, MemberKind.TOKEN_WORKER)
 
@@ -153,6 +162,7 @@ def _legend(members: list[MemberStatus]) -> list[str]:
         if status_.engine is not None and status_.member.kind in WORKERS:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
     lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
+    lines += _places(members)
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
     troubles = [f"{s.member.id}: {trouble}" for s in members if (trouble := s.member_now.trouble)]
@@ -162,6 +172,25 @@ def _legend(members: list[MemberStatus]) -> list[str]:
         if counts := _preemption_counts(load):
             lines.insert(0, f"{worker_id}: {counts} since its start")
     return ["sequences: waiting / waiting for KV / running / moving", *lines, *_links_of_groups(members)]
+
+
+def _places(members: list[MemberStatus]) -> list[str]:
+    """Say where workers and devices compute, those of the same cores together."""
+    alike: dict[str, list[str]] = {}
+    for member in sorted((status_.member_now for status_ in members), key=lambda member: member.id):
+        if (cores := member.cores) is not None:
+            alike.setdefault(_place(cores), []).append(member.id)
+    return [f"{', '.join(ids)}: {place}" for place, ids in alike.items()]
+
+
+def _place(cores: ProcessCores) -> str:
+    """Describe where a process computes."""
+    several = "s" if len(cores.nodes) != 1 else ""
+    threads = "as many threads as the library chooses"
+    if cores.threads is not None:
+        threads = f"{cores.threads} thread{'s' if cores.threads != 1 else ''}"
+    pinned = ", each on a core of its own," if cores.is_pinned else ""
+    return f"{threads}{pinned} on cores {cores.cpus} of node{several} {format_cpus(cores.nodes)}"
 
 
 def _links_of_groups(members: list[MemberStatus]) -> list[str]:

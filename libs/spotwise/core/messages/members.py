@@ -140,6 +140,23 @@ class DevicePlace:
 
 
 @value
+class ProcessCores:
+    """Where a worker's or device's process computes.
+
+    Attributes:
+        nodes: NUMA nodes of its CPUs, ascending.
+        cpus: CPUs that it may use, as a list like `0-3,8`.
+        threads: compute threads; `None`: as many as the library chooses.
+        is_pinned: each of them keeps to a CPU of its own.
+    """
+
+    nodes: tuple[int, ...]
+    cpus: str
+    threads: int | None = None
+    is_pinned: bool = False
+
+
+@value
 class Member:
     """A process of the mesh: its heartbeat, and its entry in the registry.
 
@@ -158,6 +175,7 @@ class Member:
         trouble: why a worker that is a group computes nothing, for people; empty while nothing is wrong.
         open_requests: a gateway's requests that have not ended; a scheduler's that are accepted and not closed, some of
             them queued.
+        cores: where a worker or device computes; `None` of all other members, and of simulated ones.
     """
 
     id: str
@@ -180,3 +198,4 @@ class Member:
     place: DevicePlace | None = None
     term: int | None = None
     trouble: str = ""
+    cores: ProcessCores | None = None

@@ -18,6 +18,7 @@ from spotwise.engine.block_kinds import BlockKind, kinds_of_stack
 from spotwise.engine.forward.native_attention import NativeAttention
 from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
+from spotwise.engine.native.norm import epsilon_of
 from spotwise.engine.native.packed import BlockRows, PackedWeight, can_pack, interleaved
 from spotwise.engine.native.shard import WHOLE, Shard
 from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory
@@ -315,7 +316,7 @@ def _norm_weight(norm: torch.nn.Module) -> torch.Tensor:
 
 
 def _epsilon(norm: torch.nn.Module) -> float:
-    for name in ("variance_epsilon", "eps"):
-        if (epsilon := getattr(norm, name, None)) is not None:
-            return float(epsilon)
-    raise ValueError(f"{type(norm).__name__} does not say its epsilon")
+    epsilon = epsilon_of(norm)
+    if epsilon is None:
+        raise ValueError(f"{type(norm).__name__} does not say its epsilon")
+    return epsilon

@@ -26,6 +26,7 @@ from spotwise.engine.model.attention_interface import AttentionCall, LayerAttent
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.low_rank import LoadedAdapter
+from spotwise.engine.native.norm import replace_norms
 from spotwise.engine.native.packed import BlockRows, PackedEmbedding, PackedLinear, PackedWeight, can_pack
 from spotwise.engine.native.weight_memory import WeightMemory
 
@@ -66,7 +67,7 @@ def rewrite(
     memory: WeightMemory,
     source: SketchWeights | None = None,
 ) -> int:
-    """Replace decoder layers and linear layers in place; return the number of fused decoder layers.
+    """Replace decoder layers, linear layers and norms in place; return the number of fused decoder layers.
 
     Args:
         model: its attention context is `context`.
@@ -87,6 +88,7 @@ def rewrite(
         weight = linear_weight(child)
         if weight is not None and can_pack(weight):
             setattr(parent, name, packing.linear(path, child, weight, is_head=child is head))
+    replace_norms(model, kernels)
     with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)

@@ -83,7 +83,7 @@ inline void write_kv(const AttentionShape& shape, const Rows& rows, const KvLaye
 // Working memory of one thread.
 template <class Format>
 struct AttentionScratch {
-  std::vector<typename Format::Value> queries, weights;
+  std::vector<typename Format::Operand> queries, weights;
   std::vector<float> scores, sums, largest_score, total;
 
   void fit(const AttentionShape& shape) {
@@ -114,7 +114,11 @@ class AttentionTile {
     tables_ = rows_.tables + rows_.table_start[batch_row];
     for (int r = 0; r < count; r++) {
       const Value* from = queries.at(token + r / group_, kv_head * group_ + r % group_);
-      std::memcpy(&s_.queries[r * shape_.key_dim], from, shape_.key_dim * sizeof(Value));
+      if constexpr (kWidens<Format>) {
+        widen_values<Format>(from, shape_.key_dim, &s_.queries[r * shape_.key_dim]);
+      } else {
+        std::memcpy(&s_.queries[r * shape_.key_dim], from, shape_.key_dim * sizeof(Value));
+      }
       const float* sink = shape_.sinks ? &shape_.sinks[kv_head * group_ + r % group_] : nullptr;
       s_.largest_score[r] = sink ? *sink * kLog2E : -std::numeric_limits<float>::infinity();
       s_.total[r] = sink ? 1 : 0;
@@ -170,11 +174,12 @@ class AttentionTile {
         constexpr int kRows = decltype(constant)::value;
         Sums<kRows> sums;
         clear<kRows>(sums);
-        multiply_tile<Format, kRows>(&s_.queries[row * shape_.key_dim], shape_.key_dim, even, odd, kBlock * Format::kPair,
-                                     steps, sums);
+        add_products<Format, kRows>(&s_.queries[row * shape_.key_dim], shape_.key_dim,
+                            BlockPairs<Format>{even, odd, kBlock * Format::kPair}, steps, sums);
         unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
-          store(&s_.scores[r * kStride + block * kBlock], sums[r][0] * unit);
-          if (block + 1 < blocks) store(&s_.scores[r * kStride + (block + 1) * kBlock], sums[r][1] * unit);
+          float* to = &s_.scores[r * kStride + block * kBlock];
+          store(to, half_of<kRows>(sums, r, 0) * unit);
+          if (block + 1 < blocks) store(to + kBlock, half_of<kRows>(sums, r, 1) * unit);
         });
       });
     }
@@ -187,19 +192,19 @@ class AttentionTile {
     const Floats most = adjust(row, scores, chunk, width);
     const float before = s_.largest_score[row];
     const float now = std::max(before, largest(most));
-    Value* weights = &s_.weights[r * kStride];
+    typename Format::Operand* weights = &s_.weights[r * kStride];
     if (now == -std::numeric_limits<float>::infinity()) {  // the window begins beyond this chunk
-      std::memset(weights, 0, width * sizeof(Value));
+      std::fill_n(weights, width, typename Format::Operand(0));
       return;
     }
     Floats total = {};
     for (int i = 0; i < width; i += kLanes) {
       const Floats weight = power_of_two(load(scores + i) - splat(now));
       total += weight;
-      Format::put16(weights + i, weight);
+      Format::put_operands(weights + i, weight);
     }
-    const float shrink = before == now ? 1.0f : std::exp2(before - now);
-    s_.total[row] = s_.total[row] * shrink + sum(total);
+    const float shrink = before == now ? 1.0f : lane(power_of_two(splat(before - now)), 0);
+    s_.total[row] = fused(s_.total[row], shrink, sum(total));
     s_.largest_score[row] = now;
     if (shrink != 1.0f) {
       float* sums = &s_.sums[row * shape_.value_dim];
@@ -211,7 +216,8 @@ class AttentionTile {
   Floats adjust(int row, float* scores, int chunk, int width) const {
     const int position = first_position_ + row / group_;
     const int first_seen = shape_.window ? position - shape_.window + 1 : 0;
-    const Floats lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    constexpr float kPlaces[] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Floats lanes = load(kPlaces);
     const Floats hidden = splat(-std::numeric_limits<float>::infinity());
     Floats most = hidden;
     for (int i = 0; i < width; i += kLanes) {
@@ -221,9 +227,9 @@ class AttentionTile {
       if (!all_seen || shape_.slopes || shape_.softcap != 0) {
         const Floats distance = lanes + splat(float(at - position));
         if (shape_.softcap != 0) v = capped(v);
-        if (shape_.slopes) v += distance * (shape_.slopes[kv_head_ * group_ + row % group_] * kLog2E);
-        v = distance > Floats{} ? hidden : v;
-        v = distance < splat(float(first_seen - position)) ? hidden : v;
+        if (shape_.slopes) v = fused(distance, splat(shape_.slopes[kv_head_ * group_ + row % group_] * kLog2E), v);
+        v = select(distance > Floats{}, hidden, v);
+        v = select(distance < splat(float(first_seen - position)), hidden, v);
         store(scores + i, v);
       }
       most = maximum(most, v);
@@ -246,19 +252,19 @@ class AttentionTile {
         Sums<kRows> sums;
         unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
           const float* from = &s_.sums[(row + r) * columns + column];
-          sums[r][0] = load(from);
-          sums[r][1] = both ? load(from + kLanes) : Floats{};
+          set_half<kRows>(sums, r, 0, load(from));
+          set_half<kRows>(sums, r, 1, both ? load(from + kLanes) : Floats{});
         });
         for (int block = 0; block < blocks; block++) {
           const Value* values = value_block(chunk / kBlock + block) + column * Format::kPair;
-          multiply_tile<Format, kRows>(&s_.weights[block * kBlock], kStride, values,
-                                       both ? values + kLanes * Format::kPair : values, columns * Format::kPair,
-                                       kBlock / Format::kPair, sums);
+          const Value* second = both ? values + kLanes * Format::kPair : values;
+          add_products<Format, kRows>(&s_.weights[block * kBlock], kStride,
+                              BlockPairs<Format>{values, second, columns * Format::kPair}, kBlock / Format::kPair, sums);
         }
         unrolled<kRows>([&](auto r) SPOTWISE_INLINE {
           float* to = &s_.sums[(row + r) * columns + column];
-          store(to, sums[r][0]);
-          if (both) store(to + kLanes, sums[r][1]);
+          store(to, half_of<kRows>(sums, r, 0));
+          if (both) store(to + kLanes, half_of<kRows>(sums, r, 1));
         });
       }
     });

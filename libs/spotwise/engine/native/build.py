@@ -1,7 +1,8 @@
-"""Compiles the kernels, once for each kind of processor.
+"""Compiles the kernels, once for each kind of processor and order of summation.
 
-A library is named after its sources, flags and processor. It is compiled on first use, beside the sources if writable, else in
-the user's cache folder. `python -m spotwise.engine.native.build --all` compiles all variants, for an image.
+All variants of an order give the same bits, but for `generic`, which has no fused multiply-adds. A library is named after its
+sources, flags and processor. It is compiled on first use, beside the sources if writable, else in the user's cache folder.
+`python -m spotwise.engine.native.build --all` compiles all variants, for an image.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from spotwise.engine.native.order import ORDERS, kernel_order
 from spotwise.files.user_folders import build_folders, first_writable
 
 _SOURCES = Path(__file__).parent
@@ -27,7 +29,7 @@ _MAIN = "kernels.cpp"
 _FLAGS = (
     "-std=c++20",
     "-O3",
-    "-ffp-contract=fast",
+    "-ffp-contract=off",  # what is fused is written so: variants must not differ
     "-fno-math-errno",
     "-fPIC",
     "-shared",
@@ -50,19 +52,27 @@ class Variant:
         name: part of the library's name.
         needs: required processor flags, as in /proc/cpuinfo.
         flags: compiler flags.
+        orders: orders of bfloat16's products in which it computes.
     """
 
     name: str
     needs: frozenset[str]
     flags: tuple[str, ...]
+    orders: tuple[str, ...] = ORDERS
 
 
+#: Names the variant to load, for tests and comparisons; unset: the best one that this processor runs.
+VARIANT_VARIABLE = "SPOTWISE_KERNELS"
+_ORDER_FLAGS = {"dot": (), "amx": ("-DSPOTWISE_ORDER_AMX=1",)}
 _AVX2 = frozenset({"avx2", "fma", "bmi2", "f16c"})
 _AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512cd"}
 #: Best first.
 VARIANTS = (
     Variant(
-        "avx512_bf16", _AVX512 | {"avx512_bf16"}, ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512")
+        "avx512_bf16",
+        _AVX512 | {"avx512_bf16"},
+        ("-march=x86-64-v4", "-mavx512bf16", "-mprefer-vector-width=512"),
+        orders=("dot",),
     ),
     Variant("avx512", _AVX512, ("-march=x86-64-v4", "-mprefer-vector-width=512")),
     Variant("avx2", _AVX2, ("-march=x86-64-v3",)),
@@ -70,10 +80,23 @@ VARIANTS = (
 )
 
 
-def variant_for_this_processor() -> Variant:
-    """Return the best variant that this processor runs."""
-    flags = _processor_flags()
-    return next(variant for variant in VARIANTS if variant.needs <= flags)
+def variant_for_this_processor(order: str | None = None) -> Variant:
+    """Return the best variant that this processor runs in an order, or the one that `SPOTWISE_KERNELS` names.
+
+    Args:
+        order: the order of bfloat16's products; `None`: that of this process.
+
+    Raises:
+        ValueError: `SPOTWISE_KERNELS` names none, or one that this processor does not run in this order.
+    """
+    order, flags = order or kernel_order("bfloat16"), _processor_flags()
+    usable = [variant for variant in VARIANTS if variant.needs <= flags and order in variant.orders]
+    wanted = os.environ.get(VARIANT_VARIABLE)
+    for variant in usable:
+        if wanted in (None, "", variant.name):
+            return variant
+    names = ", ".join(variant.name for variant in usable)
+    raise ValueError(f"{VARIANT_VARIABLE} is {wanted!r}; this processor runs in order {order}: {names}")
 
 
 def variants_for_this_architecture() -> tuple[Variant, ...]:
@@ -95,22 +118,28 @@ def _processor_flags() -> frozenset[str]:
     return frozenset(next((line.partition(":")[2] for line in lines if line.startswith("flags")), "").split())
 
 
-def ensure_library(variant: Variant | None = None) -> Path:
+def ensure_library(variant: Variant | None = None, order: str | None = None) -> Path:
     """Return the compiled library for `variant`, by default this processor's, compiling it if missing.
+
+    Args:
+        variant: a kind of processor.
+        order: the order of bfloat16's products; `None`: that of this process.
 
     Raises:
         NoKernelsError: no compiler was found, or it failed.
     """
-    variant = variant or variant_for_this_processor()
-    name = f"{variant.name}-{_fingerprint(variant)}.so"
+    order = order or kernel_order("bfloat16")
+    variant = variant or variant_for_this_processor(order)
+    family = f"{variant.name}-{order}"
+    name = f"{family}-{_fingerprint(variant, order)}.so"
     for folder in _folders():
         if (folder / name).exists():
             return folder / name
     folder = _writable_folder()
     with FileLock(folder / f"{variant.name}.lock"):
         if not (folder / name).exists():
-            _compile(variant, folder / name)
-            _remove_older(folder, variant, name)
+            _compile(variant, order, folder / name)
+            _remove_older(folder, family, name)
     return folder / name
 
 
@@ -122,8 +151,8 @@ def sources_fingerprint() -> str:
     return digest.hexdigest()[:16]
 
 
-def _fingerprint(variant: Variant) -> str:
-    parts = (*_FLAGS, *variant.flags, platform.machine(), sources_fingerprint())
+def _fingerprint(variant: Variant, order: str) -> str:
+    parts = (*_FLAGS, *variant.flags, *_ORDER_FLAGS[order], platform.machine(), sources_fingerprint())
     return hashlib.sha256(" ".join(parts).encode()).hexdigest()[:16]
 
 
@@ -138,7 +167,7 @@ def _writable_folder() -> Path:
     return folder
 
 
-def _compile(variant: Variant, library: Path) -> None:
+def _compile(variant: Variant, order: str, library: Path) -> None:
     # CXX may include arguments, as in make: "ccache g++"
     compiler = shlex.split(os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++") or "")
     if not compiler:
@@ -146,7 +175,7 @@ def _compile(variant: Variant, library: Path) -> None:
     handle, temporary = tempfile.mkstemp(suffix=".so", dir=library.parent)
     os.close(handle)
     try:
-        command = [*compiler, *_FLAGS, *variant.flags, str(_SOURCES / _MAIN), "-o", temporary]
+        command = [*compiler, *_FLAGS, *variant.flags, *_ORDER_FLAGS[order], str(_SOURCES / _MAIN), "-o", temporary]
         done = subprocess.run(command, capture_output=True, text=True, timeout=_COMPILE_TIMEOUT_S, check=False)
         if done.returncode != 0:
             raise NoKernelsError(f"{shlex.join(compiler)} failed: {done.stderr.strip()[:2000]}")
@@ -158,8 +187,8 @@ def _compile(variant: Variant, library: Path) -> None:
         Path(temporary).unlink(missing_ok=True)
 
 
-def _remove_older(folder: Path, variant: Variant, name: str) -> None:
-    for library in folder.glob(f"{variant.name}-*.so"):
+def _remove_older(folder: Path, family: str, name: str) -> None:
+    for library in folder.glob(f"{family}-*.so"):
         if library.name != name:
             library.unlink(missing_ok=True)
 
@@ -170,10 +199,13 @@ def main() -> int:
         prog="python -m spotwise.engine.native.build", description=__doc__.partition("\n")[0]
     )
     parser.add_argument("--all", action="store_true", help="for all kinds of processor of this architecture")
-    chosen = variants_for_this_architecture() if parser.parse_args().all else (variant_for_this_processor(),)
+    order = kernel_order("bfloat16")
+    chosen = [(variant_for_this_processor(order), order)]
+    if parser.parse_args().all:
+        chosen = [(variant, order) for variant in variants_for_this_architecture() for order in variant.orders]
     try:
-        for variant in chosen:
-            sys.stdout.write(f"{ensure_library(variant)}\n")
+        for variant, order in chosen:
+            sys.stdout.write(f"{ensure_library(variant, order)}\n")
     except NoKernelsError as error:
         sys.stderr.write(f"without native kernels, which is slower: {error}\n")
         return 1

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <memory>
 
+#include "flushing.h"
 #include "layer.h"
 #include "packing.h"
 #include "ring_exchange.h"
@@ -117,6 +118,7 @@ void sw_widen_columns(int format, int kind, const void* packed, int inputs, cons
 // `out` is float32 in any format, without bias.
 void sw_linear(int format, const void* a, int64_t row_stride, int rows, int kind, const void* packed, int outputs, int inputs,
                const void* bias, void* out, int64_t out_stride, int as_floats) {
+  const Flushing flushing;
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
@@ -130,10 +132,24 @@ void sw_linear(int format, const void* a, int64_t row_stride, int rows, int kind
   });
 }
 
+// out = the root-mean-square norm of rows of x [rows, width], times the weight [width].
+void sw_normalize(int format, const void* x, int rows, int width, const void* weight, float epsilon, void* out) {
+  const Flushing flushing;
+  with_format(format, [&](auto f) {
+    typedef decltype(f) Format;
+    typedef typename Format::Value Value;
+    team().each(rows, [&](int row, int) {
+      normalize<Format>((const Value*)x + int64_t(row) * width, (const Value*)weight, width, epsilon,
+                        (Value*)out + int64_t(row) * width);
+    });
+  });
+}
+
 // Computes one decoder layer in place on x [tokens, hidden]; `adapters` is null where no row has one. Returns 0 where the group is
 // broken.
 int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
              int last_only, const AdapterRows* adapters) {
+  const Flushing flushing;
   bool is_whole = false;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
@@ -183,6 +199,7 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
 void sw_attend(const AttentionFields* fields, const RowFields* row_fields, const void* queries, int64_t query_token_stride,
                int64_t query_head_stride, const void* keys, int64_t key_token_stride, int64_t key_head_stride,
                const void* values, int64_t value_token_stride, int64_t value_head_stride, void* out) {
+  const Flushing flushing;
   with_format(fields->format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;

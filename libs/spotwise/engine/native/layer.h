@@ -68,13 +68,13 @@ inline void rotate(typename Format::Value* head, const typename Format::Value* c
   int i = 0;
   for (; i + kLanes <= half; i += kLanes) {
     const Floats a = Format::get16(head + i), b = Format::get16(head + half + i);
-    Format::put16(head + i, a * Format::get16(cosine + i) - b * Format::get16(sine + i));
-    Format::put16(head + half + i, b * Format::get16(cosine + half + i) + a * Format::get16(sine + half + i));
+    Format::put16(head + i, fused(a, Format::get16(cosine + i), -(b * Format::get16(sine + i))));
+    Format::put16(head + half + i, fused(b, Format::get16(cosine + half + i), a * Format::get16(sine + half + i)));
   }
   for (; i < half; i++) {
     const float a = Format::get(head + i), b = Format::get(head + half + i);
-    Format::put(head + i, a * Format::get(cosine + i) - b * Format::get(sine + i));
-    Format::put(head + half + i, b * Format::get(cosine + half + i) + a * Format::get(sine + half + i));
+    Format::put(head + i, fused(a, Format::get(cosine + i), -(b * Format::get(sine + i))));
+    Format::put(head + half + i, fused(b, Format::get(cosine + half + i), a * Format::get(sine + half + i)));
   }
 }
 

@@ -8,6 +8,7 @@ tensors alive.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from ctypes import c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
 
@@ -109,6 +110,7 @@ class Kernels:
     def __init__(self, path: str) -> None:
         library = ctypes.CDLL(path)
         self.set_threads = _function(library.sw_set_threads, c_int)
+        self._own_cores = _function(library.sw_own_cores, c_void_p, c_int)
         self.pack = _function(library.sw_pack, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
         self.pack_blocks = _function(library.sw_pack_blocks, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int64)
         self.widen_columns = _function(
@@ -129,6 +131,7 @@ class Kernels:
             c_int64,
             c_int,
         )
+        self.normalize = _function(library.sw_normalize, c_int, c_void_p, c_int, c_int, c_void_p, c_float, c_void_p)
         self.layer = _function(library.sw_layer, *[c_void_p] * 5, c_int, c_void_p, returns=c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
         self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)
@@ -151,6 +154,12 @@ class Kernels:
         self.exchange_gather = _function(
             library.sw_exchange_gather, c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int, returns=c_int
         )
+
+    def own_cores(self, cores: Sequence[int]) -> None:
+        """Give each of the threads that `set_threads` starts for the calling thread from now on a core of its own: all but the
+        first, which is the calling thread's; empty: they run where the calling thread may.
+        """
+        self._own_cores((c_int * len(cores))(*cores), len(cores))
 
 
 def _function(

@@ -2,14 +2,14 @@
 //
 // Weights are packed once into panels of 32 output columns, each a contiguous array [inputs / kPair][32][kPair], the order in
 // which a tile reads them; activations stay row-major, [rows, inputs]. A panel is loaded into the cache once per block of rows.
-// Epilogues (bias, residual, activation, narrowing) run while a sum is in a register.
+// Epilogues (bias, residual, activation, narrowing) run when a tile's sums are complete.
 
 #pragma once
 
 #include <algorithm>
+#include <vector>
 
 #include "quantised.h"
-#include "simd.h"
 #include "team.h"
 
 namespace spotwise {
@@ -17,6 +17,13 @@ namespace spotwise {
 constexpr int kPanel = 2 * kLanes;
 constexpr long kBlockBytes = 384 * 1024;  // activations of a block, which stay in the L2 cache
 constexpr long kFetchBytes = 64 * 1024;   // largest panel that is prefetched
+constexpr int kBlockRows = 192;           // of a block, at most, that keeps sums from chunk to chunk: 24 KiB
+// Low tiles of bfloat16 take weights that were widened for all of a block's tiles, in chunks that the L1 cache holds: a multiple of
+// the steps of a block of sums. High ones widen as they go.
+template <class Format>
+constexpr bool kWidensPanels = kWidens<Format> && kTileRows <= 4;
+constexpr int kChunkSteps = 64;
+constexpr int kWidenedTiles = 4;  // of fewer each widens its own
 
 // Panels of a whole matrix that are left out, before panel `before` of a shard's.
 struct PanelGap {
@@ -73,64 +80,119 @@ void pack(const typename Format::Value* weights, int outputs, int inputs, typena
   }
 }
 
-// The sums of a tile of rows and a panel.
-typedef float PanelSums[kTileRows][kPanel];
+// The sums of rows and a panel, one row after the other.
+typedef float PanelSums[kPanel];
 
-// Multiplies rows [0, height) of `a` by a panel; `next` is a panel to prefetch meanwhile, or null. Compiled once for all
-// epilogues, since its tiles take most of the compile time.
-template <class Format>
-__attribute__((noinline)) void multiply_panel(const typename Format::Value* a, long row_stride, int height,
-                                              const typename Format::Value* panel, int steps,
-                                              const typename Format::Value* next, PanelSums& out) {
-  constexpr long kStep = kPanel * Format::kPair;
+// Adds the products of rows [0, height) of `a` with `steps` steps of weights to `sums`, or overwrites them where this is the first
+// chunk. Compiled once for all epilogues, since its tiles take most of the compile time.
+template <class Format, class Weights>
+__attribute__((noinline)) void multiply_panel(const typename Format::Operand* a, long row_stride, int height,
+                                              const Weights& weights, int steps, bool is_first, PanelSums* out) {
   with_rows<kTileRows>(height, [&](auto constant) {
     constexpr int kRows = decltype(constant)::value;
     Sums<kRows> sums;
-    clear<kRows>(sums);
-    if (next) {
-      multiply_tile<Format, kRows, true>(a, row_stride, panel, panel + kStep / 2, kStep, steps, sums, next);
+    if (is_first) {
+      clear<kRows>(sums);
     } else {
-      multiply_tile<Format, kRows>(a, row_stride, panel, panel + kStep / 2, kStep, steps, sums);
+      unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+        set_half<kRows>(sums, row, 0, load(out[row]));
+        set_half<kRows>(sums, row, 1, load(out[row] + kLanes));
+      });
     }
+    add_products<Format, kRows>(a, row_stride, weights, steps, sums);
     unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-      store(out[row], sums[row][0]);
-      store(out[row] + kLanes, sums[row][1]);
+      store(out[row], half_of<kRows>(sums, row, 0));
+      store(out[row] + kLanes, half_of<kRows>(sums, row, 1));
     });
   });
 }
 
-// The same for a quantised panel, which is widened piece by piece; every sum has the order of a plain panel's.
-template <class Format>
-__attribute__((noinline)) void multiply_quantised(const typename Format::Value* a, long row_stride, int height, Kind kind,
-                                                  const uint8_t* panel, int inputs, PanelSums& out) {
-#if defined(__AVX2__)
-  if (height <= kFusedRows) {
-    with_kind(kind, [&](auto known) {
-      with_rows<kFusedRows>(height, [&](auto rows) {
-        multiply_widening<decltype(known)::value, Format, decltype(rows)::value>(a, row_stride, panel, inputs, out[0]);
-      });
-    });
-    return;
-  }
-#endif
+// Multiplies rows [0, rows) of `a` by a whole panel; `next` is a panel to prefetch meanwhile, or null.
+// `finish(row, low, high)` receives each row's sums.
+template <class Format, class Finish>
+void multiply_block(const typename Format::Operand* a, long row_stride, int rows, const typename Format::Value* panel, int steps,
+                    const typename Format::Value* next, const Finish& finish) {
   constexpr long kStep = kPanel * Format::kPair;
+  alignas(64) PanelSums sums[kWidensPanels<Format> ? kBlockRows : kTileRows];
+  // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4. One tile reads its panel once.
+  const int tiles = (rows + kTileRows - 1) / kTileRows;
+  const bool widens = kWidensPanels<Format> && tiles >= kWidenedTiles;
+  const int chunk = widens ? kChunkSteps : steps;
+  alignas(64) float widened[kWidensPanels<Format> ? kChunkSteps : 1][kStep];
+  const long ahead = next ? next - panel : 0;
+  for (int first = 0; first < steps; first += chunk) {
+    const int count = std::min(chunk, steps - first);
+    const bool is_first = first == 0, is_last = first + count == steps;
+    const typename Format::Value* at = panel + first * kStep;
+    if (widens) widen_pairs<Format>(at, count, ahead, &widened[0][0]);
+    for (int tile = 0, row = 0; tile < tiles; tile++) {
+      const int height = (rows - row + tiles - tile - 1) / (tiles - tile);
+      const auto* from = a + row * row_stride + long(first) * Format::kPair;
+      PanelSums* own = widens ? sums + row : sums;
+      const auto times = [&](const auto& weights) {
+        multiply_panel<Format>(from, row_stride, height, weights, count, is_first, own);
+      };
+      const auto times_packed = [&] {
+        ahead && tile == tiles - 1 ? times(PanelPairs<Format, true>{at, ahead}) : times(PanelPairs<Format, false>{at, 0});
+      };
+      if constexpr (kWidensPanels<Format>) {
+        widens ? times(WidenedPairs{&widened[0][0]}) : times_packed();
+      } else {
+        times_packed();
+      }
+      for (int r = 0; is_last && r < height; r++) finish(row + r, load(own[r]), load(own[r] + kLanes));
+      row += height;
+    }
+  }
+}
+
+// Rows of activations as tiles read them.
+template <class Format>
+struct Operands {
+  const typename Format::Operand* data;
+  long row_stride;
+};
+
+// Returns `rows` rows of `a` as operands, which are valid until the calling thread's next call.
+template <class Format>
+Operands<Format> operands_of(Team& team, const typename Format::Value* a, long row_stride, int rows, int inputs) {
+  if constexpr (kWidens<Format>) {
+    thread_local std::vector<float> widened;
+    if (long(widened.size()) < long(rows) * inputs) widened.resize(long(rows) * inputs);
+    float* to = widened.data();
+    team.each((rows + 15) / 16, [=](int piece, int) {
+      for (int row = piece * 16; row < std::min(rows, piece * 16 + 16); row++)
+        widen_values<Format>(a + row * row_stride, inputs, to + long(row) * inputs);
+    });
+    return {to, inputs};
+  } else {
+    return {a, row_stride};
+  }
+}
+
+// Multiplies rows [0, rows) of `a`, of one tile, by a quantised panel, which is widened piece by piece, or in registers; every sum has
+// the order of a plain panel's.
+template <class Format>
+__attribute__((noinline)) void multiply_quantised(const typename Format::Operand* a, long row_stride, int rows, Kind kind,
+                                                  const uint8_t* panel, int inputs, PanelSums* sums) {
+  if constexpr (kFuses<Format>) {
+    if (rows <= kFusedRows) {
+      with_kind(kind, [&](auto known) {
+        with_rows<kFusedRows>(rows, [&](auto constant) {
+          multiply_widening<decltype(known)::value, Format, decltype(constant)::value>(a, row_stride, panel, inputs, sums[0]);
+        });
+      });
+      return;
+    }
+  }
   alignas(64) typename Format::Value piece[kPieceParts * kPartInputs * kPanel];
   const auto widen = widening<Format>(kind);
-  with_rows<kTileRows>(height, [&](auto constant) {
-    constexpr int kRows = decltype(constant)::value;
-    Sums<kRows> sums;
-    clear<kRows>(sums);
-    for (int part = 0; part < inputs / kPartInputs; part += kPieceParts) {
-      const int count = std::min(kPieceParts, inputs / kPartInputs - part);
-      widen(panel, part, count, piece);
-      multiply_tile<Format, kRows>(a + part * kPartInputs, row_stride, piece, piece + kStep / 2, kStep,
-                                   count * kPartInputs / Format::kPair, sums);
-    }
-    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-      store(out[row], sums[row][0]);
-      store(out[row] + kLanes, sums[row][1]);
-    });
-  });
+  for (int part = 0; part < inputs / kPartInputs; part += kPieceParts) {
+    const int count = std::min(kPieceParts, inputs / kPartInputs - part);
+    widen(panel, part, count, piece);
+    multiply_panel<Format>(a + part * kPartInputs, row_stride, rows, PanelPairs<Format, false>{piece, 0},
+                           count * kPartInputs / Format::kPair, part == 0, sums);
+  }
 }
 
 // Multiplies rows [0, rows) of `a` by all panels. `finish(row, panel, low, high)` receives the 32 sums of a row and a panel.
@@ -138,9 +200,12 @@ template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
               const Finish& finish) {
   if (rows == 0) return;
+  const Operands<Format> operands = operands_of<Format>(team, a, row_stride, rows, weights.inputs);
   const int steps = weights.inputs / Format::kPair;
-  const long row_bytes = long(weights.inputs) * sizeof(typename Format::Value);
-  const int most = std::max(1, int(kBlockBytes / row_bytes / kTileRows)) * kTileRows;
+  const long row_bytes = long(weights.inputs) * sizeof(typename Format::Operand);
+  const long panel_bytes = long(weights.inputs) * kPanel * sizeof(typename Format::Value);
+  const int most = std::clamp(int(kBlockBytes / row_bytes / kTileRows) * kTileRows, kTileRows,
+                              kWidensPanels<Format> ? kBlockRows : 1 << 20);
   const int blocks = (rows + most - 1) / most;
   const int block_rows = ((rows + blocks - 1) / blocks + kTileRows - 1) / kTileRows * kTileRows;
   // With few rows the weights stream from memory, and longer pieces stream better.
@@ -148,30 +213,26 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
   const int groups = (weights.panels() + group - 1) / group;
   // Threads take panels in turn: while a panel's last tile is computed, the thread's next panel is prefetched, unless it is so
   // large that it would evict data in use.
-  const bool fetch = group == 1 && row_bytes * kPanel <= kFetchBytes;
+  const bool fetch = group == 1 && panel_bytes <= kFetchBytes;
   team.each(int64_t(blocks) * groups, [&](int64_t piece, int) {
     const int first_row = int(piece / groups) * block_rows;
-    const int last_row = std::min(rows, first_row + block_rows);
+    const int height = std::min(rows - first_row, block_rows);
     const int first_panel = int(piece % groups) * group;
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
       const Kind kind = weights.kind(panel);
-      const bool is_plain = kind == Kind::kPlain, is_tile = last_row - first_row <= kTileRows;
-      const auto* plain = is_plain ? weights.panel(panel) : is_tile ? nullptr : widened<Format>(kind, weights.quantised(panel), weights.inputs);
-      const auto* next = fetch && is_plain && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
-      // Tiles of nearly equal height: 16 rows are 8 + 8, not 12 + 4.
-      const int tiles = (last_row - first_row + kTileRows - 1) / kTileRows;
-      for (int tile = 0, row = first_row; tile < tiles; tile++) {
-        const int height = (last_row - row + tiles - tile - 1) / (tiles - tile);
-        PanelSums sums;
-        if (plain) {
-          multiply_panel<Format>(a + row * row_stride, row_stride, height, plain, steps, tile == tiles - 1 ? next : nullptr, sums);
-        } else {
-          multiply_quantised<Format>(a + row * row_stride, row_stride, height, kind, weights.quantised(panel), weights.inputs, sums);
-        }
-        for (int r = 0; r < height; r++) finish(row + r, panel, load(sums[r]), load(sums[r] + kLanes));
-        row += height;
+      const auto* from = operands.data + first_row * operands.row_stride;
+      const auto finish_row = [&](int row, const Floats& low, const Floats& high) { finish(first_row + row, panel, low, high); };
+      if (kind != Kind::kPlain && height <= kTileRows) {
+        alignas(64) PanelSums sums[kTileRows];
+        multiply_quantised<Format>(from, operands.row_stride, height, kind, weights.quantised(panel), weights.inputs, sums);
+        for (int row = 0; row < height; row++) finish_row(row, load(sums[row]), load(sums[row] + kLanes));
+        continue;
       }
+      const bool is_plain = kind == Kind::kPlain;
+      const auto* own = is_plain ? weights.panel(panel) : widened<Format>(kind, weights.quantised(panel), weights.inputs);
+      const auto* next = fetch && is_plain && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
+      multiply_block<Format>(from, operands.row_stride, height, own, steps, next, finish_row);
     }
   });
 }
@@ -185,13 +246,13 @@ struct StoreRows {
   const typename Format::Value* bias = nullptr;
   const typename Format::Value* residual = nullptr;  // [rows, row_stride] like `out`; may be `out` itself
 
-  void operator()(int row, int panel, Floats low, Floats high) const {
+  void operator()(int row, int panel, const Floats& low, const Floats& high) const {
     const int column = panel * kPanel;
     if (column + kPanel <= width) {
       vector(row, column, low);
       vector(row, column + kLanes, high);
     } else {
-      for (int i = 0; i < kPanel && column + i < width; i++) scalar(row, column + i, i < kLanes ? low[i] : high[i - kLanes]);
+      for (int i = 0; i < kPanel && column + i < width; i++) scalar(row, column + i, lane(i < kLanes ? low : high, i % kLanes));
     }
   }
 
@@ -217,14 +278,14 @@ struct StoreFloats {
   long row_stride;
   int width;
 
-  void operator()(int row, int panel, Floats low, Floats high) const {
+  void operator()(int row, int panel, const Floats& low, const Floats& high) const {
     for (int i = 0; i < kPanel; i += kLanes) {
       const int column = panel * kPanel + i;
       const Floats value = i ? high : low;
       if (column + kLanes <= width) {
         store(out + row * row_stride + column, value);
       } else {
-        for (int j = 0; j < kLanes && column + j < width; j++) out[row * row_stride + column + j] = value[j];
+        for (int j = 0; j < kLanes && column + j < width; j++) out[row * row_stride + column + j] = lane(value, j);
       }
     }
   }
@@ -235,7 +296,7 @@ enum class Activation { kSilu = 0, kGeluTanh = 1 };
 inline Floats activate(Activation activation, Floats x) {
   if (activation == Activation::kSilu) return x / (splat(1.0f) + exponential(-x));
   // gelu(x) ~ x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)), equal to the tanh form
-  const Floats inner = splat(1.5957691216057308f) * (x + splat(0.044715f) * x * x * x);
+  const Floats inner = splat(1.5957691216057308f) * fused(splat(0.044715f) * x * x, x, x);
   return x / (splat(1.0f) + exponential(-inner));
 }
 
@@ -247,14 +308,14 @@ struct StoreGated {
   int width;
   Activation activation;
 
-  void operator()(int row, int panel, Floats gate, Floats up) const {
+  void operator()(int row, int panel, const Floats& gate, const Floats& up) const {
     const Floats value = activate(activation, gate) * up;
     const int column = panel * kLanes;
     typename Format::Value* to = out + row * row_stride + column;
     if (column + kLanes <= width) {
       Format::put16(to, value);
     } else {
-      for (int i = 0; column + i < width; i++) Format::put(to + i, value[i]);
+      for (int i = 0; column + i < width; i++) Format::put(to + i, lane(value, i));
     }
   }
 };
@@ -268,9 +329,9 @@ inline void normalize(const typename Format::Value* x, const typename Format::Va
   float tail = 0;
   for (; i + kLanes <= width; i += kLanes) {
     const Floats v = Format::get16(x + i);
-    squares += v * v;
+    squares = fused(v, v, squares);
   }
-  for (; i < width; i++) tail += Format::get(x + i) * Format::get(x + i);
+  for (; i < width; i++) tail = fused(Format::get(x + i), Format::get(x + i), tail);
   const float factor = 1.0f / std::sqrt((sum(squares) + tail) / float(width) + epsilon);
   for (i = 0; i + kLanes <= width; i += kLanes)
     Format::put16(out + i, Format::get16(x + i) * factor * Format::get16(weight + i));

@@ -65,12 +65,20 @@ void multiply_all(Team& team, const std::vector<Product<Format, Finish>>& produc
     const auto& product = products[index];
     const int panel = piece % product.weights.panels(), start = piece / product.weights.panels() * kPieceRows;
     const int end = std::min(product.rows, start + kPieceRows), steps = product.weights.inputs / Format::kPair;
-    for (int row = start; row < end; row += kTileRows) {
-      const int height = std::min(end - row, kTileRows);
-      PanelSums sums;
-      multiply_panel<Format>(product.a + row * product.row_stride, product.row_stride, height, product.weights.panel(panel),
-                             steps, nullptr, sums);
-      for (int r = 0; r < height; r++) product.finish(row + r, panel, load(sums[r]), load(sums[r] + kLanes));
+    const auto* rows = product.a + start * product.row_stride;
+    const auto multiplied = [&](const auto* a, long row_stride) {
+      multiply_block<Format>(a, row_stride, end - start, product.weights.panel(panel), steps, nullptr,
+                             [&](int row, const Floats& low, const Floats& high) { product.finish(start + row, panel, low, high); });
+    };
+    if constexpr (kWidens<Format>) {
+      thread_local std::vector<float> widened;
+      const int inputs = product.weights.inputs;
+      widened.resize(long(kPieceRows) * inputs);
+      for (int row = 0; row < end - start; row++)
+        widen_values<Format>(rows + row * product.row_stride, inputs, widened.data() + long(row) * inputs);
+      multiplied(widened.data(), inputs);
+    } else {
+      multiplied(rows, product.row_stride);
     }
   });
 }
@@ -194,13 +202,13 @@ struct StoreGatedAdapted {
   const float* deltas;  // [rows from `first` on, 2 * width]
   int first;
 
-  void operator()(int row, int panel, Floats gate, Floats up) const {
+  void operator()(int row, int panel, const Floats& gate, const Floats& up) const {
     if (row >= first) {
       const float* at = deltas + (row - first) * 2L * store.width + panel * kLanes;
-      gate += load(at);
-      up += load(at + store.width);
+      store(row, panel, gate + load(at), up + load(at + store.width));
+    } else {
+      store(row, panel, gate, up);
     }
-    store(row, panel, gate, up);
   }
 };
 

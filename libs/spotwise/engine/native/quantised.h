@@ -13,11 +13,7 @@
 
 #include <vector>
 
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
-
-#include "simd.h"
+#include "tile.h"
 
 namespace spotwise {
 
@@ -71,66 +67,61 @@ inline long panel_bytes(Kind kind, int inputs) {
   return kind == Kind::kPlain ? 0 : long(inputs / (shape.block_parts * kPartInputs)) * shape.block_bytes();
 }
 
-// A register of numbers, as wide as the processor's.
-#if defined(__AVX512F__)
-constexpr int kWide = 16;
-#elif defined(__AVX2__)
-constexpr int kWide = 8;
-#else
-constexpr int kWide = 4;
-#endif
-typedef float WideFloats __attribute__((vector_size(4 * kWide)));
-typedef int32_t WideInts __attribute__((vector_size(4 * kWide)));
-typedef uint32_t WideBits __attribute__((vector_size(4 * kWide)));
-
 // As many bytes as a register has numbers, each widened. The compiler's own conversion takes several steps.
-inline WideInts wide_bytes(const uint8_t* from) {
+inline IntRegister wide_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
-  return (WideInts)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+  return (IntRegister)_mm512_maskz_cvtepu8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
-  return (WideInts)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
+  return (IntRegister)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-  return WideInts{from[0], from[1], from[2], from[3]};
+  return IntRegister{from[0], from[1], from[2], from[3]};
 #endif
 }
 
-inline WideInts wide_signed_bytes(const uint8_t* from) {
+inline IntRegister wide_signed_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
-  return (WideInts)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
+  return (IntRegister)_mm512_maskz_cvtepi8_epi32(0xffff, _mm_loadu_si128((const __m128i*)from));
 #elif defined(__AVX2__)
-  return (WideInts)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
+  return (IntRegister)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)from));
 #else
-  return WideInts{int8_t(from[0]), int8_t(from[1]), int8_t(from[2]), int8_t(from[3])};
+  return IntRegister{int8_t(from[0]), int8_t(from[1]), int8_t(from[2]), int8_t(from[3])};
 #endif
 }
 
-inline WideFloats wide_floats(WideInts integers) { return __builtin_convertvector(integers, WideFloats); }
+inline Register wide_floats(IntRegister integers) { return __builtin_convertvector(integers, Register); }
 
-// Half precision to single, exactly; also where numbers that are not normal count as zero, since the result always is.
-inline WideFloats wide_halves(const uint8_t* from) {
+// Half precision to single, exactly; also where numbers that are not normal count as zero, since the result always is. What is no
+// number becomes one of those that `wide_rounded` keeps.
+inline Register wide_halves(const uint8_t* from) {
 #if defined(__AVX512F__)
   __m256i halves;
   std::memcpy(&halves, from, sizeof halves);
-  return (WideFloats)_mm512_maskz_cvtph_ps(0xffff, halves);
+  const Register found = (Register)_mm512_maskz_cvtph_ps(0xffff, halves);
 #elif defined(__AVX2__)
   __m128i halves;
   std::memcpy(&halves, from, sizeof halves);
-  return (WideFloats)_mm256_cvtph_ps(halves);
+  const Register found = (Register)_mm256_cvtph_ps(halves);
 #else
-  typedef uint16_t Narrow __attribute__((vector_size(2 * kWide)));
+  typedef uint16_t Narrow __attribute__((vector_size(2 * kWidth)));
   Narrow halves;
   std::memcpy(&halves, from, sizeof halves);
-  const WideBits bits = __builtin_convertvector(halves, WideBits);
-  const WideBits sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-  const WideFloats small = wide_floats((WideInts)size) * 0x1p-24f;
-  const WideBits usual = (size << 13) + (112u << 23), endless = (size << 13) | 0x7f800000u;
-  const WideBits found = size < 0x400u ? (WideBits)small : size < 0x7c00u ? usual : endless;
-  return (WideFloats)(found | sign);
+  const BitRegister bits = __builtin_convertvector(halves, BitRegister);
+  const BitRegister sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
+  const BitRegister small = (BitRegister)(wide_floats((IntRegister)size) * 0x1p-24f);
+  const BitRegister usual = (size << 13) + (112u << 23), endless = (size << 13) | 0x7f800000u;
+  const Register found = (Register)((size < 0x400u ? small : size < 0x7c00u ? usual : endless) | sign);
 #endif
+  return found == found ? found : Register{} + __builtin_nanf("");
+}
+
+// A weight rounded to bfloat16, as bits of a float: `BFloat16::rounded` of what a weight can be.
+SPOTWISE_INLINE inline BitRegister wide_rounded(Register value) {
+  const BitRegister bits = (BitRegister)value;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
 }
 
 // Two registers of the even and the odd values of pairs, rounded to bfloat16, as a register of pairs.
-inline WideBits wide_pairs(WideFloats even, WideFloats odd) {
+inline BitRegister wide_pairs(Register even, Register odd) {
 #if defined(__AVX512BF16__) && defined(__AVX512BW__)
   static const struct Order {
     alignas(64) uint16_t place[32];
@@ -139,32 +130,27 @@ inline WideBits wide_pairs(WideFloats even, WideFloats odd) {
     }
   } order;
   const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-  return (WideBits)_mm512_maskz_permutexvar_epi16(0xffffffffu, _mm512_load_si512(order.place), halves);
+  return (BitRegister)_mm512_maskz_permutexvar_epi16(0xffffffffu, _mm512_load_si512(order.place), halves);
 #else
-  const auto rounded = [](WideFloats value) {  // in the upper half
-    const WideBits bits = (WideBits)value;
-    const WideBits nearest = bits + 0x7fffu + ((bits >> 16) & 1u);
-    return (bits & 0x7fffffffu) > 0x7f800000u ? bits | 0x400000u : nearest;
-  };
-  return (rounded(odd) & 0xffff0000u) | (rounded(even) >> 16);
+  return wide_rounded(odd) | (wide_rounded(even) >> 16);
 #endif
 }
 
 // Writes one register of columns of the inputs `input` and `input + 1` of a piece to `out`, which has the layout of a panel.
 template <class Format>
-inline void put_wide(typename Format::Value* out, int input, int column, WideFloats even, WideFloats odd) {
+inline void put_wide(typename Format::Value* out, int input, int column, Register even, Register odd) {
   if constexpr (Format::kPair == 1) {
     std::memcpy(out + input * kPanelColumns + column, &even, sizeof even);
     std::memcpy(out + (input + 1) * kPanelColumns + column, &odd, sizeof odd);
   } else {
-    const WideBits pairs = wide_pairs(even, odd);
+    const BitRegister pairs = wide_pairs(even, odd);
     std::memcpy(out + input * kPanelColumns + 2 * column, &pairs, sizeof pairs);
   }
 }
 
 // Widens part `part` of a block for the columns of two registers, from `column` on. `put(input, evens, odds)` receives the values of
 // two inputs at a time, each two registers.
-typedef WideFloats WideTwo[2];
+typedef Register WideTwo[2];
 
 template <Kind kKind, class Put>
 SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int column, const Put& put) {
@@ -175,7 +161,7 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
   const uint8_t* further = numbers + kPartInputs * kPanelColumns * kShape.number_bits / 8;
   WideTwo scale, second = {}, minimum = {};
   unrolled<2>([&](auto r) SPOTWISE_INLINE {
-    const int at = column + r * kWide;
+    const int at = column + r * kWidth;
     scale[r] = wide_halves(block + 2 * at);
     if constexpr (kKind == Kind::kQ4_1) minimum[r] = wide_halves(block + 2 * (kPanelColumns + at));
     if constexpr (kKind == Kind::kQ4_K || kKind == Kind::kQ5_K) {
@@ -187,10 +173,10 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
       scale[r] *= wide_floats(wide_signed_bytes(own + at));
     }
   });
-  const auto value = [&](WideInts integer, auto r) SPOTWISE_INLINE {
+  const auto value = [&](IntRegister integer, auto r) SPOTWISE_INLINE {
     if constexpr (kKind == Kind::kQ4_0) integer -= 8;
     if constexpr (kKind == Kind::kQ6_K) integer -= 32;
-    if constexpr (kHasMinimum) return wide_floats(integer) * scale[r] + minimum[r];
+    if constexpr (kHasMinimum) return fused(wide_floats(integer), scale[r], minimum[r]);
     return wide_floats(integer) * scale[r];
   };
   for (int first = 0; first < kPartInputs; first += 8) {
@@ -201,19 +187,19 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
       const int input = first + 2 * pair;
       WideTwo evens, odds;
       unrolled<2>([&](auto r) SPOTWISE_INLINE {
-        WideInts even, odd;
+        IntRegister even, odd;
         if constexpr (kKind == Kind::kQ8_0) {
-          even = wide_signed_bytes(numbers + input * kPanelColumns + r * kWide);
-          odd = wide_signed_bytes(numbers + (input + 1) * kPanelColumns + r * kWide);
+          even = wide_signed_bytes(numbers + input * kPanelColumns + r * kWidth);
+          odd = wide_signed_bytes(numbers + (input + 1) * kPanelColumns + r * kWidth);
         } else {
-          const WideInts both = wide_bytes(numbers + input / 2 * kPanelColumns + r * kWide);
+          const IntRegister both = wide_bytes(numbers + input / 2 * kPanelColumns + r * kWidth);
           even = both & 15;
-          odd = (WideInts)((WideBits)both >> 4);
+          odd = (IntRegister)((BitRegister)both >> 4);
         }
         if constexpr (kShape.further_bits > 0) {
           constexpr int kBits = kShape.further_bits, kInputs = 8 / kBits, kMask = (1 << kBits) - 1;
           constexpr int kShift = 2 * std::remove_cvref_t<decltype(pair)>::value % kInputs * kBits;
-          const WideInts bits = wide_bytes(further + input / kInputs * kPanelColumns + r * kWide);
+          const IntRegister bits = wide_bytes(further + input / kInputs * kPanelColumns + r * kWidth);
           even |= (kShift < 4 ? bits << (kShift < 4 ? 4 - kShift : 0) : bits >> (kShift < 4 ? 0 : kShift - 4)) & kMask << 4;
           constexpr int kNext = kShift + kBits;
           odd |= (kNext < 4 ? bits << (kNext < 4 ? 4 - kNext : 0) : bits >> (kNext < 4 ? 0 : kNext - 4)) & kMask << 4;
@@ -232,52 +218,69 @@ __attribute__((noinline)) void widen_parts(const uint8_t* panel, int first, int 
   constexpr KindShape kShape = shape_of(kKind);
   for (int part = first; part < first + count; part++, out += kPartInputs * kPanelColumns) {
     const uint8_t* block = panel + long(part / kShape.block_parts) * kShape.block_bytes();
-    for (int column = 0; column < kPanelColumns; column += 2 * kWide) {
+    for (int column = 0; column < kPanelColumns; column += 2 * kWidth) {
       widen_columns<kKind>(block, part % kShape.block_parts, column, [&](int input, const WideTwo& evens, const WideTwo& odds)
                            SPOTWISE_INLINE {
         unrolled<2>([&](auto r) SPOTWISE_INLINE {
-          put_wide<Format>(out, input, column + r * kWide, evens[r], odds[r]);
+          put_wide<Format>(out, input, column + r * kWidth, evens[r], odds[r]);
         });
       });
     }
   }
 }
 
-#if defined(__AVX2__)
-#if defined(__AVX512BF16__)
-typedef __m512bh WidePairs;
-#else
-typedef WideBits WidePairs;
-#endif
 constexpr int kFusedRows = kTileRows < 4 ? kTileRows : 4;
 
-// Multiplies rows of `a`, up to kFusedRows, by a panel whose weights are widened in registers; each sum has a plain panel's order.
-// `out` has kPanelColumns sums a row.
+// Whether weights are multiplied as they are widened. Sums that begin anew with each block of inputs take more registers.
+template <class Format>
+constexpr bool kFuses = kWidth > 4 && (Format::kPair == 1 || !SPOTWISE_ORDER_AMX);
+
+// sums[row] += the products of two inputs' weights with the operands of each row, in the order of `add_products`.
+template <class Format, int kRows>
+SPOTWISE_INLINE inline void add_two(Register even, Register odd, const typename Format::Operand* a, long row_stride, int r,
+                                    WideTwo (&sums)[kRows]) {
+  if constexpr (Format::kPair == 1) {
+    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+      sums[row][r] = fused(even, a[row * row_stride] - Register{}, sums[row][r]);
+      sums[row][r] = fused(odd, a[row * row_stride + 1] - Register{}, sums[row][r]);
+    });
+  } else {
+#if SPOTWISE_HAS_DOT
+    const __m512bh pairs = (__m512bh)wide_pairs(even, odd);
+    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+      int32_t pair;
+      std::memcpy(&pair, a + row * row_stride, sizeof pair);
+      sums[row][r] = (Register)_mm512_dpbf16_ps((__m512)sums[row][r], pairs, (__m512bh)_mm512_set1_epi32(pair));
+    });
+#else
+    even = (Register)wide_rounded(even);
+    odd = (Register)wide_rounded(odd);
+    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+      sums[row][r] = fused(odd, a[row * row_stride + 1] - Register{}, sums[row][r]);
+      sums[row][r] = fused(even, a[row * row_stride] - Register{}, sums[row][r]);
+    });
+#endif
+  }
+}
+
+// Multiplies rows of `a`, up to kFusedRows, by a panel whose weights are widened in registers; each sum has a plain panel's
+// order. `out` has kPanelColumns sums a row.
 template <Kind kKind, class Format, int kRows>
-__attribute__((noinline)) void multiply_widening(const typename Format::Value* a, long row_stride, const uint8_t* panel, int inputs,
-                                                 float* out) {
+__attribute__((noinline)) void multiply_widening(const typename Format::Operand* a, long row_stride, const uint8_t* panel,
+                                                 int inputs, float* out) {
   constexpr KindShape kShape = shape_of(kKind);
-  constexpr int kTwos = kPanelColumns / (2 * kWide), kParts = kShape.block_parts;
+  constexpr int kTwos = kPanelColumns / (2 * kWidth), kBlock = kShape.block_parts;
   WideTwo totals[kTwos][kRows] = {};
   for (int part = 0; part < inputs / kPartInputs; part++) {
-    const uint8_t* block = panel + long(part / kParts) * kShape.block_bytes();
+    const uint8_t* block = panel + long(part / kBlock) * kShape.block_bytes();
     const auto* values = a + part * kPartInputs;
     unrolled<kTwos>([&](auto two) SPOTWISE_INLINE {
       WideTwo sums[kRows];
       std::memcpy(sums, totals[two], sizeof sums);
-      widen_columns<kKind>(block, part % kParts, two * 2 * kWide, [&](int input, const WideTwo& evens, const WideTwo& odds)
+      widen_columns<kKind>(block, part % kBlock, two * 2 * kWidth, [&](int input, const WideTwo& evens, const WideTwo& odds)
                            SPOTWISE_INLINE {
         unrolled<2>([&](auto r) SPOTWISE_INLINE {
-          unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-            const auto* value = values + row * row_stride + input;
-            if constexpr (Format::kPair == 1) {
-              sums[row][r] = Format::dot(sums[row][r], evens[r], Format::splat_pair(value));
-              sums[row][r] = Format::dot(sums[row][r], odds[r], Format::splat_pair(value + 1));
-            } else {
-              const auto pairs = wide_pairs(evens[r], odds[r]);
-              sums[row][r] = Format::dot(sums[row][r], (WidePairs)pairs, Format::splat_pair(value));
-            }
-          });
+          add_two<Format, kRows>(evens[r], odds[r], values + input, row_stride, r, sums);
         });
       });
       std::memcpy(totals[two], sums, sizeof sums);
@@ -285,11 +288,10 @@ __attribute__((noinline)) void multiply_widening(const typename Format::Value* a
   }
   for (int two = 0; two < kTwos; two++) {
     for (int row = 0; row < kRows; row++) {
-      std::memcpy(out + row * kPanelColumns + two * 2 * kWide, totals[two][row], sizeof totals[two][row]);
+      std::memcpy(out + row * kPanelColumns + two * 2 * kWidth, totals[two][row], sizeof totals[two][row]);
     }
   }
 }
-#endif
 
 template <class Format>
 using Widening = void (*)(const uint8_t* panel, int first, int count, typename Format::Value* out);

@@ -10,6 +10,7 @@
 #include <array>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "simd.h"
 
@@ -42,11 +43,10 @@ inline int likeliest(const float* logits, int count) {
   for (; i + kLanes <= count; i += kLanes) {
     const Floats values = load(logits + i);
     most = maximum(most, values);
-    unordered |= values != values;
+    unordered = unordered | (values != values);
   }
   float top = largest(most);
-  bool has_nan = false;
-  for (int lane = 0; lane < kLanes; lane++) has_nan |= unordered[lane] != 0;
+  bool has_nan = any(unordered);
   for (; i < count; i++) {
     top = logits[i] > top ? logits[i] : top;
     has_nan |= logits[i] != logits[i];
@@ -64,7 +64,7 @@ inline int draw_from_all(const float* logits, int count, float temperature, doub
   const float top = logits[most_likely];
   const float scale = 1.0f / temperature;
   const auto weights = [&](int i) { return exponential((load(logits + i) - splat(top)) * scale); };
-  const auto weight = [&](int i) { return exponential(splat((logits[i] - top) * scale))[0]; };
+  const auto weight = [&](int i) { return lane(exponential(splat((logits[i] - top) * scale)), 0); };
   const int stretches = (count + kStretch - 1) / kStretch;
   sums.assign(stretches, 0);
   double total = 0;
@@ -100,7 +100,7 @@ inline double total_weight(const float* logits, int count, float top, double tem
   const double scale = 1 / temperature;
   for (; i + kDoubles <= count; i += kDoubles) lanes += exponential((load_doubles(logits + i) - double(top)) * scale);
   for (int lane = 0; lane < kDoubles; lane++) total += lanes[lane];
-  for (; i < count; i++) total += std::exp((double(logits[i]) - top) / temperature);
+  for (; i < count; i++) total += exponential((double(logits[i]) - top) / temperature);
   return total;
 }
 
@@ -122,9 +122,7 @@ inline std::array<int, kBuckets> fill_buckets(const float* logits, int count, fl
   int i = 0;
   for (; i + kLanes <= count; i += kLanes) {
     const Floats distance = (splat(top) - load(logits + i)) * scale;
-    const auto bucket = __builtin_convertvector(distance < last ? distance : last, Ints);
-    const auto bytes = __builtin_convertvector(bucket, Bytes);
-    std::memcpy(buckets.data() + i, &bytes, sizeof bytes);
+    store_bytes(buckets.data() + i, select(distance < last, distance, last));
   }
   for (; i < count; i++) {
     const float distance = (top - logits[i]) * scale;
@@ -180,7 +178,7 @@ inline int draw_from_kept(const float* logits, int count, const Draw& draw, Draw
     while (next < kBuckets && held < wanted);
     sort_buckets(logits, count, first, next - 1, scratch);
     for (size_t i = sums.size(); i < sorted.size(); i++) {
-      const double weight = std::exp((double(logits[uint32_t(sorted[i])]) - top) / draw.temperature);
+      const double weight = exponential((double(logits[uint32_t(sorted[i])]) - top) / draw.temperature);
       if (kept == i && weight >= least && int64_t(i) < most) kept = i + 1;
       sums.push_back(sum += weight);
     }

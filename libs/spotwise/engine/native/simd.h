@@ -1,8 +1,7 @@
-// Vectors of sixteen floats, and the two number formats of models.
+// Vectors of sixteen floats, in as many registers as the processor needs for them, and functions of them.
 //
-// A matrix operand is read in steps of kPair consecutive values of the contracted dimension: one float, or two bfloat16, the
-// operand of the processor's bfloat16 dot product. Sums are always float. Without AVX-512 the compiler lowers the same code to
-// the vectors that the processor has, but keeps it in memory; tiles, where nearly all time goes, are written in such vectors.
+// Every variant gives the same bits: what is fused is written as `fused` (the compiler contracts nothing), a vector is summed by one
+// tree, and functions are computed here and not by the C library. Only `generic` has no fused multiply-adds.
 
 #pragma once
 
@@ -10,134 +9,222 @@
 #include <cstdint>
 #include <cstring>
 #include <utility>
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
 #include <immintrin.h>
 #endif
 
 namespace spotwise {
 
+#define SPOTWISE_INLINE __attribute__((always_inline))
+
+// Calls `body` with the constants 0..kCount-1. Arrays indexed only by constants in always-inlined code stay in registers; in a
+// loop gcc keeps them in memory, which costs a tile of 32 steps a quarter of its time.
+template <int kCount, class Body>
+SPOTWISE_INLINE inline void unrolled(const Body& body) {
+  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPOTWISE_INLINE {
+    (body(std::integral_constant<int, kIndex>{}), ...);
+  }(std::make_integer_sequence<int, kCount>{});
+}
+
 constexpr int kLanes = 16;
-typedef float Floats __attribute__((vector_size(64), aligned(4)));
-typedef int32_t Ints __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t Bits __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t Halves __attribute__((vector_size(32), aligned(2)));
-typedef uint8_t Bytes __attribute__((vector_size(16), aligned(1)));
-constexpr int kDoubles = 8;
-typedef double Doubles __attribute__((vector_size(64), aligned(8)));
-typedef int64_t Longs __attribute__((vector_size(64), aligned(8)));
-
 #if defined(__AVX512F__)
-constexpr int kTileRows = 12;  // 12 rows x 2 vectors of sums, 2 of weights: 26 of 32 registers
+constexpr int kWidth = 16;
+#elif defined(__AVX2__)
+constexpr int kWidth = 8;
 #else
-constexpr int kTileRows = 3;  // 3 rows x 4 vectors of sums of 8 floats, one of weights, 3 of activations: 16 registers
+constexpr int kWidth = 4;
 #endif
+constexpr int kParts = kLanes / kWidth;
 
-// What fits into a register.
-#if defined(__AVX__)
-constexpr int kNativeLanes = 8;
+// Registers of `kWidth` lanes, and such lanes anywhere in memory.
+typedef float Register __attribute__((vector_size(4 * kWidth)));
+typedef int32_t IntRegister __attribute__((vector_size(4 * kWidth)));
+typedef uint32_t BitRegister __attribute__((vector_size(4 * kWidth)));
+typedef float FloatsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+typedef uint32_t BitsAt __attribute__((vector_size(4 * kWidth), aligned(4), may_alias));
+
+// a * b + c, rounded once.
+SPOTWISE_INLINE inline Register fused(Register a, Register b, Register c) {
+#if defined(__AVX512F__)
+  return (Register)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(__FMA__)
+  return (Register)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
 #else
-constexpr int kNativeLanes = 4;
+  return a * b + c;
 #endif
-typedef float NativeFloats __attribute__((vector_size(4 * kNativeLanes), aligned(4), may_alias));
-typedef uint32_t NativeBits __attribute__((vector_size(4 * kNativeLanes), aligned(4), may_alias));
-
-inline Floats splat(float value) { return value - Floats{}; }
-
-inline Floats load(const float* from) {
-  Floats out;
-  std::memcpy(&out, from, sizeof out);
-  return out;
 }
 
-inline void store(float* to, Floats value) { std::memcpy(to, &value, sizeof value); }
+inline float fused(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
-inline Floats maximum(Floats a, Floats b) { return a > b ? a : b; }
+template <class Part>
+struct Vector {
+  Part part[kParts];
 
-#if defined(__AVX512F__)
-// Reduces halves, quarters, pairs and neighbours. (The unmasked intrinsics leave lanes undefined, about which gcc 12 warns.)
+  // The vector of `body(part)`.
+  template <class Body>
+  SPOTWISE_INLINE static Vector of(const Body& body) {
+    Vector out;
+    unrolled<kParts>([&](auto i) SPOTWISE_INLINE { out.part[i] = (Part)body(i); });
+    return out;
+  }
+};
+
+struct Floats : Vector<Register> {};
+struct Ints : Vector<IntRegister> {};  // of comparisons: all ones where true
+
+template <class Body>
+SPOTWISE_INLINE inline Floats floats(const Body& body) {
+  return {Floats::of(body)};
+}
+template <class Body>
+SPOTWISE_INLINE inline Ints ints(const Body& body) {
+  return {Ints::of(body)};
+}
+
+#define SPOTWISE_OPERATOR(result, make, op)                                   \
+  SPOTWISE_INLINE inline result operator op(const Floats& a, const Floats& b) { \
+    return make([&](auto i) SPOTWISE_INLINE { return a.part[i] op b.part[i]; }); \
+  }
+SPOTWISE_OPERATOR(Floats, floats, +)
+SPOTWISE_OPERATOR(Floats, floats, -)
+SPOTWISE_OPERATOR(Floats, floats, *)
+SPOTWISE_OPERATOR(Floats, floats, /)
+SPOTWISE_OPERATOR(Ints, ints, <)
+SPOTWISE_OPERATOR(Ints, ints, >)
+SPOTWISE_OPERATOR(Ints, ints, !=)
+#undef SPOTWISE_OPERATOR
+
+SPOTWISE_INLINE inline Ints operator|(const Ints& a, const Ints& b) {
+  return ints([&](auto i) SPOTWISE_INLINE { return a.part[i] | b.part[i]; });
+}
+
+inline bool any(const Ints& where) {
+  int found = 0;
+  for (int i = 0; i < kLanes; i++) found |= where.part[i / kWidth][i % kWidth];
+  return found != 0;
+}
+
+SPOTWISE_INLINE inline Floats splat(float value) {
+  return floats([&](auto) SPOTWISE_INLINE { return value - Register{}; });
+}
+
+SPOTWISE_INLINE inline Floats operator*(const Floats& a, float b) { return a * splat(b); }
+SPOTWISE_INLINE inline Floats operator-(const Floats& a) {
+  return floats([&](auto i) SPOTWISE_INLINE { return -a.part[i]; });
+}
+SPOTWISE_INLINE inline Floats& operator+=(Floats& a, const Floats& b) { return a = a + b; }
+
+SPOTWISE_INLINE inline Floats fused(const Floats& a, const Floats& b, const Floats& c) {
+  return floats([&](auto i) SPOTWISE_INLINE { return fused(a.part[i], b.part[i], c.part[i]); });
+}
+
+// `a` where the comparison holds, else `b`.
+SPOTWISE_INLINE inline Floats select(const Ints& where, const Floats& a, const Floats& b) {
+  return floats([&](auto i) SPOTWISE_INLINE { return where.part[i] ? a.part[i] : b.part[i]; });
+}
+
+SPOTWISE_INLINE inline Floats maximum(const Floats& a, const Floats& b) { return select(a > b, a, b); }
+
+SPOTWISE_INLINE inline Floats load(const float* from) {
+  return floats([&](auto i) SPOTWISE_INLINE { return *(const FloatsAt*)(from + i * kWidth); });
+}
+
+SPOTWISE_INLINE inline void store(float* to, const Floats& value) {
+  unrolled<kParts>([&](auto i) SPOTWISE_INLINE { *(FloatsAt*)(to + i * kWidth) = value.part[i]; });
+}
+
+// Stores numbers from 0 to 255, cut to integers.
+SPOTWISE_INLINE inline void store_bytes(uint8_t* to, const Floats& value) {
+  typedef uint8_t Bytes __attribute__((vector_size(kWidth), aligned(1), may_alias));
+  unrolled<kParts>([&](auto i) SPOTWISE_INLINE {
+    *(Bytes*)(to + i * kWidth) = __builtin_convertvector(__builtin_convertvector(value.part[i], IntRegister), Bytes);
+  });
+}
+
+inline float lane(const Floats& v, int index) { return v.part[index / kWidth][index % kWidth]; }
+
+// Reduces lanes i and i + 8, then i + 4, i + 2, i + 1.
 template <class Combine>
-inline float fold(Floats v, const Combine& combine) {
-  constexpr __mmask16 kAll = 0xffff;
-  v = combine(v, (Floats)_mm512_maskz_shuffle_f32x4(kAll, (__m512)v, (__m512)v, 0x4e));
-  v = combine(v, (Floats)_mm512_maskz_shuffle_f32x4(kAll, (__m512)v, (__m512)v, 0xb1));
-  v = combine(v, (Floats)_mm512_maskz_permute_ps(kAll, (__m512)v, 0x4e));
-  v = combine(v, (Floats)_mm512_maskz_permute_ps(kAll, (__m512)v, 0xb1));
-  return v[0];
-}
-
-inline float sum(Floats v) { return fold(v, [](Floats a, Floats b) { return a + b; }); }
-inline float largest(Floats v) { return fold(v, maximum); }
-#else
-inline float sum(Floats v) {
-  float total = 0;
-  for (int i = 0; i < kLanes; i++) total += v[i];
-  return total;
-}
-
-inline float largest(Floats v) {
-  float most = v[0];
-  for (int i = 1; i < kLanes; i++) most = v[i] > most ? v[i] : most;
-  return most;
-}
+SPOTWISE_INLINE inline float fold(const Floats& v, const Combine& combine) {
+  float lanes[kLanes];
+#if defined(__AVX512F__)
+  // The unmasked intrinsics leave lanes undefined, about which gcc 12 warns.
+  const __m256 low = _mm512_maskz_extractf32x8_ps(0xff, (__m512)v.part[0], 0);
+  const __m256 high = _mm512_maskz_extractf32x8_ps(0xff, (__m512)v.part[0], 1);
+#elif defined(__AVX2__)
+  const __m256 high = (__m256)v.part[1], low = (__m256)v.part[0];
 #endif
+#if defined(__AVX2__)
+  const auto eight = combine(low, high);
+  const auto four = combine(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  _mm_storeu_ps(lanes, four);
+  return combine(combine(lanes[0], lanes[2]), combine(lanes[1], lanes[3]));
+#else
+  store(lanes, v);
+  for (int half = kLanes / 2; half; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] = combine(lanes[i], lanes[i + half]);
+  return lanes[0];
+#endif
+}
 
-inline float widen(uint16_t value) {
-  uint32_t bits = uint32_t(value) << 16;
-  float out;
-  std::memcpy(&out, &bits, sizeof out);
+inline float sum(const Floats& v) {
+  return fold(v, [](auto a, auto b) SPOTWISE_INLINE { return decltype(a)(a + b); });
+}
+inline float largest(const Floats& v) {
+  return fold(v, [](auto a, auto b) SPOTWISE_INLINE { return decltype(a)(a > b ? a : b); });
+}
+
+// Adds the integer in the low bits of `shifted` (a float beyond 2^23) to the exponents of `x`.
+SPOTWISE_INLINE inline Floats scaled_by(const Floats& x, const Floats& shifted) {
+  return floats([&](auto i) SPOTWISE_INLINE { return (IntRegister)x.part[i] + ((IntRegister)shifted.part[i] << 23); });
+}
+
+// To which an added number is rounded to an integer, in the low bits.
+inline Floats rounding() { return splat(12582912.0f); }
+
+// A polynomial by Horner's rule, highest power first.
+template <int kTerms>
+SPOTWISE_INLINE inline Floats polynomial(const Floats& x, const float (&terms)[kTerms]) {
+  Floats out = splat(terms[0]);
+  unrolled<kTerms - 1>([&](auto i) SPOTWISE_INLINE { out = fused(out, x, splat(terms[i + 1])); });
   return out;
 }
 
-// Rounds to nearest, ties to even.
-inline uint16_t narrow(float value) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  if ((bits & 0x7fffffffu) > 0x7f800000u) return uint16_t((bits >> 16) | 0x40);
-  return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
-}
-
-// 2^x for arguments up to 0: relative error below 2e-7 down to -125, and 0 below -150.
+// 2^x for arguments up to 0: relative error below 2e-7 down to -125, and 0 below.
 // 2^x = 2^n * 2^r, |r| <= 1/2, and 2^r by the polynomial with the least largest relative error.
 inline Floats power_of_two(Floats x) {
+  constexpr float kTerms[] = {1.326472615e-3f, 9.671512991e-3f, 5.550733581e-2f, 2.402224243e-1f, 6.931470037e-1f, 1.0f};
   x = maximum(x, splat(-200.0f));
-#if defined(__AVX512F__)
-  const Floats n = (Floats)_mm512_maskz_roundscale_ps(0xffff, (__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-#else
-  const Floats scaled = x + splat(12582912.0f);  // rounds to an integer in the low bits
-  const Floats n = scaled - splat(12582912.0f);
-#endif
-  const Floats r = x - n;
-  Floats poly = splat(1.326472615e-3f);
-  poly = poly * r + splat(9.671512991e-3f);
-  poly = poly * r + splat(5.550733581e-2f);
-  poly = poly * r + splat(2.402224243e-1f);
-  poly = poly * r + splat(6.931470037e-1f);
-  poly = poly * r + splat(1.0f);
-#if defined(__AVX512F__)
-  return (Floats)_mm512_maskz_scalef_ps(0xffff, (__m512)poly, (__m512)n);
-#else
-  return n < splat(-125.0f) ? Floats{} : (Floats)((Ints)poly + ((Ints)scaled << 23));  // the low bits of `scaled` are n
-#endif
+  const Floats shifted = x + rounding();
+  const Floats n = shifted - rounding();
+  return select(n < splat(-125.0f), Floats{}, scaled_by(polynomial(x - n, kTerms), shifted));
 }
 
 // exp, clamped, for activations and sampling weights: relative error below 3e-7.
 // Cephes' reduction: exp(x) = 2^n * exp(r), |r| <= ln(2) / 2.
 inline Floats exponential(Floats x) {
+  constexpr float kTerms[] = {1.9875691500e-4f, 1.3981999507e-3f, 8.3334519073e-3f,
+                              4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f};
   x = maximum(x, splat(-87.0f));
-  x = x > splat(88.0f) ? splat(88.0f) : x;
-  Floats scaled = x * splat(1.44269504088896341f) + splat(12582912.0f);  // rounds to an integer in the low bits
-  Floats n = scaled - splat(12582912.0f);
-  Floats r = x - n * splat(0.693359375f) + n * splat(2.12194440e-4f);
-  Floats poly = splat(1.9875691500e-4f);
-  poly = poly * r + splat(1.3981999507e-3f);
-  poly = poly * r + splat(8.3334519073e-3f);
-  poly = poly * r + splat(4.1665795894e-2f);
-  poly = poly * r + splat(1.6666665459e-1f);
-  poly = poly * r + splat(5.0000001201e-1f);
-  poly = poly * r * r + r + splat(1.0f);
-  Ints exponent = (Ints)scaled << 23;  // the low bits of `scaled` are n
-  return (Floats)((Ints)poly + exponent);
+  x = select(x > splat(88.0f), splat(88.0f), x);
+  const Floats shifted = fused(x, splat(1.44269504088896341f), rounding());
+  const Floats n = shifted - rounding();
+  const Floats r = fused(n, splat(2.12194440e-4f), fused(n, splat(-0.693359375f), x));
+  return scaled_by(fused(polynomial(r, kTerms) * r, r, r) + splat(1.0f), shifted);
 }
+
+// Not passed between compilation units: how the processor passes so many does not matter.
+#pragma GCC diagnostic ignored "-Wpsabi"
+
+constexpr int kDoubles = 8;
+typedef double Doubles __attribute__((vector_size(64), aligned(8)));
+typedef int64_t Longs __attribute__((vector_size(64), aligned(8)));
 
 inline Doubles load_doubles(const float* from) {
   typedef float Eight __attribute__((vector_size(32), aligned(4)));
@@ -161,161 +248,6 @@ inline Doubles exponential(Doubles x) {
   return (Doubles)((Longs)series + ((Longs)scaled << 52));
 }
 
-struct Float32 {
-  typedef float Value;
-  typedef Floats Pairs;
-  typedef float Splat;
-  static constexpr int kPair = 1;
-  static Pairs pairs(const Value* from) { return load(from); }
-  static Splat splat_pair(const Value* from) { return *from; }
-  static NativeFloats native_pairs(const Value* from) { return *(const NativeFloats*)from; }
-  template <class Vector>
-  static Vector dot(Vector sum, Vector b, Splat a) {
-    return sum + b * a;
-  }
-  static float get(const Value* from) { return *from; }
-  static void put(Value* to, float value) { *to = value; }
-  static Floats get16(const Value* from) { return load(from); }
-  static void put16(Value* to, Floats value) { store(to, value); }
-};
-
-struct BFloat16 {
-  typedef uint16_t Value;
-  static constexpr int kPair = 2;
-  static float get(const Value* from) { return widen(*from); }
-  static void put(Value* to, float value) { *to = narrow(value); }
-  static Floats get16(const Value* from) {
-    Halves halves;
-    std::memcpy(&halves, from, sizeof halves);
-    return (Floats)(__builtin_convertvector(halves, Bits) << 16);
-  }
-#if defined(__AVX512BF16__)
-  typedef __m512bh Pairs;
-  typedef __m512bh Splat;
-  static Pairs pairs(const Value* from) { return (__m512bh)_mm512_loadu_si512(from); }
-  static Splat splat_pair(const Value* from) {
-    int32_t pair;
-    std::memcpy(&pair, from, sizeof pair);
-    return (__m512bh)_mm512_set1_epi32(pair);
-  }
-  static Floats dot(Floats sum, Pairs b, Splat a) { return (Floats)_mm512_dpbf16_ps((__m512)sum, b, a); }
-  static void put16(Value* to, Floats value) {
-    __m256bh halves = _mm512_cvtneps_pbh((__m512)value);
-    std::memcpy(to, &halves, sizeof halves);
-  }
-#else
-  typedef Bits Pairs;
-  struct Splat {
-    float even, odd;
-  };
-  static Pairs pairs(const Value* from) {
-    Bits out;
-    std::memcpy(&out, from, sizeof out);
-    return out;
-  }
-  static Splat splat_pair(const Value* from) { return {widen(from[0]), widen(from[1])}; }
-  static NativeBits native_pairs(const Value* from) { return *(const NativeBits*)from; }
-  template <class Vector, class Words>
-  static Vector dot(Vector sum, Words b, Splat a) {
-    return sum + (Vector)(b << 16) * a.even + (Vector)(b & 0xffff0000u) * a.odd;
-  }
-  static void put16(Value* to, Floats value) {
-    for (int i = 0; i < kLanes; i++) to[i] = narrow(value[i]);
-  }
-#endif
-};
-
-#if defined(__AVX512F__)
-// Otherwise the compiler reloads the weights for every row of a tile.
-template <class Vector>
-inline void keep_in_register(Vector& value) {
-  asm("" : "+v"(value));
-}
-#endif
-
-#define SPOTWISE_INLINE __attribute__((always_inline))
-
-// Calls `body` with the constants 0..kCount-1. Arrays indexed only by constants in always-inlined code stay in registers; in a
-// loop gcc keeps them in memory, which costs a tile of 32 steps a quarter of its time.
-template <int kCount, class Body>
-SPOTWISE_INLINE inline void unrolled(const Body& body) {
-  [&]<int... kIndex>(std::integer_sequence<int, kIndex...>) SPOTWISE_INLINE {
-    (body(std::integral_constant<int, kIndex>{}), ...);
-  }(std::make_integer_sequence<int, kCount>{});
-}
-
-// The sums of a tile: its rows times 2 x 16 columns.
-template <int kRows>
-using Sums = Floats[kRows][2];
-
-template <int kRows>
-SPOTWISE_INLINE inline void clear(Sums<kRows>& sums) {
-  unrolled<kRows>([&](auto row) SPOTWISE_INLINE { sums[row][0] = sums[row][1] = Floats{}; });
-}
-
-// sums[r] += the dot products of row r of `a` with 2 x 16 columns: `steps` pairs of values, `b0` and `b1` the two vectors of
-// a step, `stride` values between steps. With kFetch as many cache lines are prefetched at `next` as are read at `b0` and `b1`.
-template <class Format, int kRows, bool kFetch = false>
-SPOTWISE_INLINE inline void multiply_tile(const typename Format::Value* a, long row_stride, const typename Format::Value* b0,
-                                          const typename Format::Value* b1, long stride, int steps, Sums<kRows>& sums,
-                                          const typename Format::Value* next = nullptr) {
-#if defined(__AVX512F__)
-  for (int step = 0; step < steps; step++) {
-    if constexpr (kFetch) {
-      __builtin_prefetch(next + step * stride, 0, 2);
-      __builtin_prefetch(next + step * stride + stride / 2, 0, 2);
-    }
-    auto first = Format::pairs(b0 + step * stride);
-    auto second = Format::pairs(b1 + step * stride);
-    keep_in_register(first);
-    keep_in_register(second);
-    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-      const auto value = Format::splat_pair(a + row * row_stride + step * Format::kPair);
-      sums[row][0] = Format::dot(sums[row][0], first, value);
-      sums[row][1] = Format::dot(sums[row][1], second, value);
-    });
-  }
-#else
-  constexpr int kParts = kLanes / kNativeLanes;
-  NativeFloats parts[kRows][2 * kParts];
-  const auto at = [&](auto row, auto part) SPOTWISE_INLINE {
-    return (NativeFloats*)&sums[row][part / kParts] + part % kParts;
-  };
-  unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE { parts[row][part] = *at(row, part); });
-  });
-  for (int step = 0; step < steps; step++) {
-    if constexpr (kFetch) {
-      __builtin_prefetch(next + step * stride, 0, 2);
-      __builtin_prefetch(next + step * stride + stride / 2, 0, 2);
-    }
-    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE {
-      const auto* from = (part < kParts ? b0 : b1) + step * stride + part % kParts * kNativeLanes * Format::kPair;
-      const auto weights = Format::native_pairs(from);
-      unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-        const auto value = Format::splat_pair(a + row * row_stride + step * Format::kPair);
-        parts[row][part] = Format::dot(parts[row][part], weights, value);
-      });
-    });
-  }
-  unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-    unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE { *at(row, part) = parts[row][part]; });
-  });
-#endif
-}
-
-// Calls `body` with `rows`, the rows of a tile (1 to kRows), as a constant.
-template <int kRows, class Body>
-inline void with_rows(int rows, const Body& body) {
-  if constexpr (kRows == 1) {
-    body(std::integral_constant<int, 1>{});
-  } else {
-    if (rows == kRows) {
-      body(std::integral_constant<int, kRows>{});
-    } else {
-      with_rows<kRows - 1>(rows, body);
-    }
-  }
-}
+inline double exponential(double x) { return x < -708.0 ? 0.0 : exponential(Doubles{} + x)[0]; }
 
 }  // namespace spotwise

@@ -5,16 +5,22 @@
 // cores (OpenMP's barriers wait for the slowest thread, and spin for milliseconds meanwhile). Helpers spin for some
 // microseconds, since the next operation of a forward follows at once, and then sleep.
 //
+// Helpers compute in the leader's floating-point modes, so that a sum does not depend on who computes it.
+//
 // Invariant: one thread computes a piece; a helper reads an operation only while it holds a piece of it, and the operation
 // cannot end before that piece is done.
 
 #pragma once
+
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <thread>
 #include <vector>
+
+#include "flushing.h"
 
 namespace spotwise {
 
@@ -26,10 +32,33 @@ inline void relax() {
 
 constexpr int kSpins = 1000;  // some 20 us
 
+// Cores of the teams that the calling thread makes: a team's thread `i` keeps to the `i`-th of them, where there is one. The first is
+// the leader's, which takes it by itself.
+inline thread_local std::vector<int> own_cores;
+
+// Without effect where the calling thread may not run there.
+inline void keep_to(int core) {
+#if defined(__linux__)
+  cpu_set_t* cores = CPU_ALLOC(core + 1);
+  if (cores == nullptr) return;
+  const size_t size = CPU_ALLOC_SIZE(core + 1);
+  CPU_ZERO_S(size, cores);
+  CPU_SET_S(core, size, cores);
+  sched_setaffinity(0, size, cores);
+  CPU_FREE(cores);
+#endif
+}
+
 class Team {
  public:
   explicit Team(int threads) : size_(threads) {
-    for (int i = 1; i < threads; i++) helpers_.emplace_back([this, i] { help(i); });
+    for (int i = 1; i < threads; i++) {
+      const int core = size_t(i) < own_cores.size() ? own_cores[i] : -1;
+      helpers_.emplace_back([this, i, core] {
+        if (core >= 0) keep_to(core);
+        help(i);
+      });
+    }
   }
 
   ~Team() {
@@ -65,6 +94,7 @@ class Team {
     }
     body_ = &body;
     call_ = [](const void* of, int piece, int thread) { (*static_cast<const Body*>(of))(piece, thread); };
+    modes_ = float_modes();
     done_.store(0, std::memory_order_relaxed);
     offer(count);
     work(0);
@@ -92,6 +122,7 @@ class Team {
       const uint64_t word = offer_.fetch_add(1, std::memory_order_acq_rel);
       const uint64_t count = word >> kBits & kMask, piece = word & kMask;
       if (piece >= count) return number(word);
+      if (thread) set_float_modes(modes_);
       call_(body_, int(piece), thread);
       done_.fetch_add(1, std::memory_order_release);
     }
@@ -122,6 +153,7 @@ class Team {
   std::vector<std::thread> helpers_;
   std::atomic<bool> stopping_{false};
   uint32_t operation_ = 0;
+  uint32_t modes_ = 0;  // of the operation
   const void* body_ = nullptr;
   void (*call_)(const void*, int, int) = nullptr;
   alignas(64) std::atomic<uint64_t> offer_{0};
@@ -131,3 +163,8 @@ class Team {
 };
 
 }  // namespace spotwise
+
+// Sets the cores of the teams that the calling thread makes from now on.
+extern "C" __attribute__((used)) inline void sw_own_cores(const int* cores, int count) {
+  spotwise::own_cores.assign(cores, cores + count);
+}

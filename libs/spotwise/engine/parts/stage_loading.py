@@ -16,6 +16,7 @@ from spotwise.engine.forward.fused_layer import FusedDecoderLayer, LayerWeights,
 from spotwise.engine.forward.rewriting import linear_weight
 from spotwise.engine.model.attention_interface import set_attention_context
 from spotwise.engine.native.library import Kernels
+from spotwise.engine.native.norm import replace_norms
 from spotwise.engine.native.packed import PackedEmbedding, PackedLinear
 from spotwise.engine.native.shard import Shard
 from spotwise.engine.parts.matrix_form import MatrixForm
@@ -138,6 +139,8 @@ def load_stage(
             set_attention_context(layer, context)
     stage = PipelineStage(share, shard, share.dimensions.hidden_size, model.dtype)
     placing.place_ends(path)
+    if kernels is not None:
+        replace_norms(model, kernels)
     if flow is not None:
         _gate(flow, store, model, layers, share)
     stage.install(model, layers, returns_tuple=structure.calls.returns_tuple)

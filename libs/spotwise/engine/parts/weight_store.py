@@ -23,7 +23,6 @@ from spotwise.engine.forward.native_attention import can_attend
 from spotwise.engine.forward.rewriting import TRIAL_BLOCKS, FusionTrial, LayerCalls
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.loading import EngineConfig, resolve
-from spotwise.engine.native.build import variant_for_this_processor
 from spotwise.engine.native.library import LANES, PANEL, Kernels, load_kernels
 from spotwise.engine.native.packed import PackedWeight
 from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm
@@ -109,8 +108,8 @@ class ModelStructure:
 
 
 def _layout_of(sketch: Sketch, forms: Mapping[str, MatrixForm], kernels: Kernels | None) -> int:
-    variant = "torch" if kernels is None else variant_for_this_processor().name
-    facts = f"{sketch.facts.digest} {sketch.model.dtype} {variant} {PANEL} {LANES}"
+    form = "torch" if kernels is None else "panels"  # the same for all kinds of processor
+    facts = f"{sketch.facts.digest} {sketch.model.dtype} {form} {PANEL} {LANES}"
     matrices = [(form.name, form.inputs, form.panels, form.is_packed, form.kinds) for form in forms.values()]
     return xxhash.xxh3_64_intdigest(f"{facts} {matrices}".encode())
 

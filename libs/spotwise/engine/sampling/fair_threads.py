@@ -6,6 +6,7 @@ Switches", 1998).
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +22,17 @@ STACK_BYTES = 256 << 20
 _starting = threading.Lock()
 
 
+def leave_core() -> None:
+    """Let the calling thread run on all cores of its process: the engine's, which may have started it, can keep to one."""
+    os.sched_setaffinity(0, os.sched_getaffinity(os.getpid()))  # those of the process's first thread
+
+
 def with_deep_stack(work: Callable[[], Result]) -> Result:
     """Return what `work` returns in a thread of its own, of which nothing remains; raises what it raises."""
     future = Future[Result]()
 
     def run() -> None:
+        leave_core()
         try:
             result = work()
         except BaseException as error:  # the edge of a thread: its caller takes it
@@ -55,7 +62,7 @@ class FairThreads:
     """
 
     def __init__(self, threads: int, name: str, max_waiting: int | None = None) -> None:
-        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name)
+        self._threads = ThreadPoolExecutor(threads, thread_name_prefix=name, initializer=leave_core)
         self._most_of_one = max(1, threads - 1)
         self._max_waiting = max_waiting
         self._lock = Lock()

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.model.checkpoint import TOKENIZER_FILE
-from spotwise.engine.sampling.fair_threads import FairThreads
+from spotwise.engine.sampling.fair_threads import FairThreads, leave_core
 from spotwise.engine.sampling.grammar_following import DEAD_END, GrammarError, allowed_tokens, compiled, consume
 from spotwise.engine.sampling.grammar_tokens import grammar_tokenizer
 
@@ -64,7 +64,7 @@ class Grammars:
     def __init__(self, model_dir: Path, vocab_size: int) -> None:
         self._file = model_dir / TOKENIZER_FILE
         self._vocab_size = vocab_size
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars")
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="grammars", initializer=leave_core)
         self._compiling = FairThreads(_COMPILING_THREADS, "grammar")
         self._matching = LLExecutor()
         self._opening = Lock()

@@ -15,7 +15,15 @@ from redis.asyncio import Redis
 from redis.exceptions import NoPermissionError, RedisError
 
 from spotwise.core.access.store_budget import Kind, RoomUse, StoreBudget
-from spotwise.core.messages.members import DevicePlace, Member, MemberKind, MemberState, Pool, QuarantinedPair
+from spotwise.core.messages.members import (
+    DevicePlace,
+    Member,
+    MemberKind,
+    MemberState,
+    Pool,
+    ProcessCores,
+    QuarantinedPair,
+)
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.json_types import reader_of
 from spotwise.mesh.process.server_urls import is_sentinel_url, without_passwords
@@ -291,4 +299,7 @@ def _member(fields: dict[str, object]) -> Member:
     if isinstance(place, dict):
         layers, kv_heads = place.pop("layers"), place.pop("kv_heads")
         fields["place"] = DevicePlace(**place, layers=tuple(layers), kv_heads=tuple(kv_heads))
+    cores = fields.pop("cores", None)
+    if isinstance(cores, dict):
+        fields["cores"] = ProcessCores(**{**cores, "nodes": tuple(cores["nodes"])})
     return Member(**fields, quarantined=tuple(QuarantinedPair(**pair) for pair in quarantined))  # type: ignore[arg-type]

@@ -518,6 +518,7 @@ class Member(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    CORES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
     incarnation: _builtins.int
@@ -550,6 +551,10 @@ class Member(_message.Message):
     def place(self) -> Global___DevicePlace:
         """of devices and leaders of a group"""
 
+    @_builtins.property
+    def cores(self) -> Global___ProcessCores:
+        """of workers and devices that compute"""
+
     def __init__(
         self,
         *,
@@ -573,11 +578,14 @@ class Member(_message.Message):
         place: Global___DevicePlace | None = ...,
         term: _builtins.int | None = ...,
         trouble: _builtins.str = ...,
+        cores: Global___ProcessCores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__cores: _TypeAlias = _typing.Literal["cores"]  # noqa: Y015
+    _WhichOneofArgType__cores: _TypeAlias = _typing.Literal["_cores", b"_cores"]  # noqa: Y015
     _WhichOneofReturnType__leaves_at_unix_s: _TypeAlias = _typing.Literal["leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofArgType__leaves_at_unix_s: _TypeAlias = _typing.Literal["_leaves_at_unix_s", b"_leaves_at_unix_s"]  # noqa: Y015
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
@@ -590,6 +598,8 @@ class Member(_message.Message):
     _WhichOneofArgType__queued_requests: _TypeAlias = _typing.Literal["_queued_requests", b"_queued_requests"]  # noqa: Y015
     _WhichOneofReturnType__term: _TypeAlias = _typing.Literal["term"]  # noqa: Y015
     _WhichOneofArgType__term: _TypeAlias = _typing.Literal["_term", b"_term"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__cores) -> _WhichOneofReturnType__cores | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__leaves_at_unix_s) -> _WhichOneofReturnType__leaves_at_unix_s | None: ...
     @_typing.overload
@@ -604,6 +614,39 @@ class Member(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__term) -> _WhichOneofReturnType__term | None: ...
 
 Global___Member: _TypeAlias = Member  # noqa: Y015
+
+@_typing.final
+class ProcessCores(_message.Message):
+    """Where a process computes: NUMA nodes, CPUs as a list like 0-3,8, and compute threads."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NODES_FIELD_NUMBER: _builtins.int
+    CPUS_FIELD_NUMBER: _builtins.int
+    THREADS_FIELD_NUMBER: _builtins.int
+    IS_PINNED_FIELD_NUMBER: _builtins.int
+    cpus: _builtins.str
+    threads: _builtins.int
+    is_pinned: _builtins.bool
+    @_builtins.property
+    def nodes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
+    def __init__(
+        self,
+        *,
+        nodes: _abc.Iterable[_builtins.int] | None = ...,
+        cpus: _builtins.str = ...,
+        threads: _builtins.int | None = ...,
+        is_pinned: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_threads", b"_threads", "threads", b"threads"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threads", b"_threads", "cpus", b"cpus", "is_pinned", b"is_pinned", "nodes", b"nodes", "threads", b"threads"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__threads: _TypeAlias = _typing.Literal["threads"]  # noqa: Y015
+    _WhichOneofArgType__threads: _TypeAlias = _typing.Literal["_threads", b"_threads"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__threads) -> _WhichOneofReturnType__threads | None: ...
+
+Global___ProcessCores: _TypeAlias = ProcessCores  # noqa: Y015
 
 @_typing.final
 class DevicePlace(_message.Message):

@@ -80,7 +80,7 @@ class DeviceParts:
                 self.store,
                 self._loads,
                 self.weights.fetch,
-                settings.niceness,
+                settings.compute_threads,
                 self._sockets,
                 settings.group_patience_s,
                 EngineWatch(self._watchdog, f"{self._device_id} in {leader_id}", settings.iteration_timeout_s),

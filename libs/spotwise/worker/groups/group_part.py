@@ -28,6 +28,7 @@ from spotwise.mesh.grpc.control import GroupTimes
 from spotwise.mesh.links.group_sockets import GroupMeeting, GroupSockets
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.background_work import uninterrupted
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.engine_thread import EngineThread
 from spotwise.worker.engine_watch import EngineWatch
 from spotwise.worker.groups.weight_fetch import FetchedWeights, WeightFetch
@@ -48,7 +49,7 @@ class GroupPart:
         store: the process's weights.
         loads: the process's lock on loading, held while a part loads: until it has, its share of the weights is not known.
         fetch: finds out who has weights that are missing for a share, of those first that a plan names.
-        niceness: niceness of the threads that compute.
+        threads: how the threads run that compute.
         sockets: TCP connections of this process.
         patience_s: after which a silent member of its group is gone.
         watch: over its engine.
@@ -59,7 +60,7 @@ class GroupPart:
         store: WeightStore,
         loads: asyncio.Lock,
         fetch: Callable[[ModelShare, Sequence[PlannedWeights]], Awaitable[WeightFetch]],
-        niceness: int,
+        threads: ComputeThreads,
         sockets: GroupSockets,
         patience_s: float,
         watch: EngineWatch | None = None,
@@ -68,7 +69,7 @@ class GroupPart:
         self._watch = watch
         self._fetch = fetch
         self._loads = loads
-        self._niceness = niceness
+        self._threads = threads
         self._sockets = sockets
         self._patience_s = patience_s
         self._key: _Key | None = None
@@ -145,7 +146,7 @@ class GroupPart:
                 else:
                     fetched = await fetch.run()
                 self._engine = await EngineThread.load_part(
-                    self._store, place, form.num_blocks, form.host_blocks, self._niceness, flow, self._watch
+                    self._store, place, form.num_blocks, form.host_blocks, self._threads, flow, self._watch
                 )
             self._key = key
             if flow is not None:

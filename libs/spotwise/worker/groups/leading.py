@@ -97,7 +97,7 @@ async def lead_worker(
         MeshError: the model cannot be cut like this, a process refuses its part, or the worker failed.
     """
     async with process.members.joined(settings, kind) as host, contextlib.AsyncExitStack() as stack:
-        host.introduce(pool=settings.pool, model=settings.served_name)
+        host.introduce(pool=settings.pool, model=settings.served_name, cores=process.host.member.cores)
         formation, engine = await stack.enter_async_context(_formed_group(parts, process, settings, host, order))
         memory = engine.engine.kv
         own_share = partial(KvShare, host.id, host.member.incarnation, part=memory.part)

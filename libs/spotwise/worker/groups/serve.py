@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import AsyncIterator
 from functools import partial
 
@@ -21,6 +20,7 @@ from spotwise.worker.groups.leading import lead_worker
 from spotwise.worker.groups.model_sketch import model_of_others
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.groups.settings import DeviceSettings
+from spotwise.worker.placement import place_process
 from spotwise.worker.runtime import RuntimeView
 from spotwise.worker.settings import WorkerSettings
 
@@ -70,8 +70,6 @@ class ProcessView:
 
 async def serve_device(settings: DeviceSettings) -> None:
     """Join the mesh as a device, and compute for leaders until a stop signal."""
-    if settings.core_ids:
-        os.sched_setaffinity(0, settings.core_ids)
     await _serve(settings, settings.leader_id, leads=False, has_folder=settings.has_folder)
 
 
@@ -84,6 +82,7 @@ async def serve_leader(settings: WorkerSettings) -> None:
 
 
 async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_folder: bool = True) -> None:
+    cores = place_process(settings)
     runtimes = RuntimeView()
     view = ProcessView(settings.service_id, runtimes)
     process: DeviceProcess | None = None
@@ -102,7 +101,7 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
         if not has_folder:
             settings = await stack.enter_async_context(model_of_others(settings, members.store))
         host = await stack.enter_async_context(members.joined(settings, MemberKind.DEVICE))
-        host.introduce(model=settings.served_name, leader_id=leader_id)
+        host.introduce(model=settings.served_name, leader_id=leader_id, cores=cores)
         parts = DeviceParts(settings, sockets, host)
         lead = partial(lead_worker, runtimes, parts)
         process = DeviceProcess(members, host, settings, parts, sockets.address, lead)

@@ -18,6 +18,7 @@ from spotwise.engine.native.shard import Shard
 from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.weight_store import WeightStore
 from spotwise.mesh.ports.ports import MeshError
+from spotwise.worker.compute_threads import ComputeThreads
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.weight_fetch import FetchedWeights
 from tests.contracts.waiting import until
@@ -58,7 +59,7 @@ class Parts:
         self.source.load(GroupPlace(Shard(), 1).share_of(self.source.structure.sketch))
         self.loads = asyncio.Lock()
         self.fetches: list[Fetch] = []
-        self.part = GroupPart(self.store, self.loads, self._fetch, 0, cast(Any, None), 1.0)
+        self.part = GroupPart(self.store, self.loads, self._fetch, ComputeThreads(), cast(Any, None), 1.0)
 
     async def _fetch(self, share: ModelShare, plan: Sequence[PlannedWeights]) -> Any:
         self.store.learn(self.source.fused_layers)

@@ -26,7 +26,7 @@ from spotwise.cli.launch.supervision.service_starts import ServiceStarts
 from spotwise.cli.launch.supervision.stop_signals import StopSignals
 from spotwise.cli.launch.supervision.supervised_process import SupervisedProcess
 from spotwise.cli.launch.supervision.supervisor import Supervisor
-from spotwise.cli.launch.worker_processes import LocalHost
+from spotwise.cli.launch.worker_cores import LocalHost
 from spotwise.cli.mesh.access import operator_access
 from spotwise.cli.report import Report
 from spotwise.core.access.store_budget import StoreBudget

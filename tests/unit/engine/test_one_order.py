@@ -1,0 +1,223 @@
+"""Every kind of processor gives the same bits: for products, attention, norms, draws, and whole models."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from numpy.typing import NDArray
+
+from spotwise.engine.engine import Engine
+from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
+from spotwise.engine.model.attention_interface import LayerAttention
+from spotwise.engine.model.loading import EngineConfig, load_model
+from spotwise.engine.native import build
+from spotwise.engine.native.library import DRAW, Kernels
+from spotwise.engine.native.norm import NativeNorm
+from spotwise.engine.native.packed import PackedLinear, PackedWeight
+from tests.unit.engine.conftest import usable
+from tests.unit.engine.test_fused_layer import first_logits, tiny
+from tests.unit.engine.test_native_attention import SINKS, SLOPES, Rows
+
+ORDERS = ("dot", "amx")
+DTYPES = [torch.float32, torch.bfloat16]
+#: What a number may be: ordinary ones, and those at which instructions differ.
+EXTREMES = (
+    0.0,
+    -0.0,
+    1e-45,
+    -3e-41,
+    1.1754944e-38,
+    -1.2e-38,
+    3e-39,
+    1e-20,
+    -1e-20,
+    1e19,
+    -3e38,
+    3.4e38,
+    torch.inf,
+    -torch.inf,
+)
+
+
+@pytest.fixture(params=ORDERS)
+def kinds(request: pytest.FixtureRequest) -> list[Kernels]:
+    """All kinds of kernels of one order that this processor runs and that have fused multiply-adds, on one thread each."""
+    flags = build._processor_flags()
+    found = [
+        usable(variant, request.param)
+        for variant in build.VARIANTS
+        if request.param in variant.orders and variant.needs and variant.needs <= flags
+    ]
+    if len(found) < 2:
+        pytest.skip("this processor runs one kind of kernels only")
+    for kernels in found:
+        kernels.set_threads(1)
+    return found
+
+
+def numbers(shape: tuple[int, ...], dtype: torch.dtype, seed: int, *, extremes: int = 0) -> torch.Tensor:
+    """Return normal numbers of many sizes, of which `extremes` are replaced."""
+    generator = torch.Generator().manual_seed(seed)
+    values = torch.randn(shape, generator=generator) * 2.0 ** torch.randint(-12, 3, shape, generator=generator)
+    flat = values.view(-1)
+    if extremes and len(flat):
+        places = torch.randint(len(flat), (extremes,), generator=generator)
+        flat[places] = torch.tensor(EXTREMES)[torch.randint(len(EXTREMES), (extremes,), generator=generator)]
+    return values.to(dtype)
+
+
+def assert_bits(results: list[torch.Tensor]) -> None:
+    """The same bits, of what is a number: the sign of a NaN is that of an operand, and says nothing."""
+    first = results[0].float()
+    for other in results[1:]:
+        same = (first == other.float()) & (first.signbit() == other.float().signbit()) | first.isnan() & other.isnan()
+        assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} differ"
+
+
+any_case = settings(max_examples=10_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@any_case
+@given(data=st.data())
+def test_products_are_the_same_for_the_same_rows(kinds: list[Kernels], data: st.DataObject) -> None:
+    """Whatever is computed beside them, on any number of threads, in whole panels or a shard's; with numbers of any size."""
+    dtype = data.draw(st.sampled_from(DTYPES))
+    inputs, outputs = 2 * data.draw(st.integers(1, 90)), data.draw(st.integers(1, 70))
+    rows, extremes = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 12))
+    seed = data.draw(st.integers(0, 2**32))
+    weight = numbers((outputs, inputs), dtype, seed, extremes=extremes)
+    x = numbers((rows, inputs), dtype, seed + 1, extremes=extremes)
+    first = data.draw(st.integers(0, rows - 1))
+    last = data.draw(st.integers(first + 1, rows))
+    as_floats = data.draw(st.booleans())
+    results = []
+    for kernels in kinds:
+        kernels.set_threads(data.draw(st.integers(1, 3)))
+        linear = PackedLinear(kernels, PackedWeight.of(kernels, [weight]), None, float_output=as_floats)
+        alone = data.draw(st.booleans())
+        results.append(linear(x[first:last]) if alone else linear(x)[first:last])
+    assert_bits(results)
+
+
+@any_case
+@given(data=st.data())
+def test_attention_is_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
+    """Decodes and prefills over several blocks; windows, soft caps, slopes and sinks."""
+    layer = LayerAttention(
+        data.draw(st.sampled_from([0.01, 0.3, 4.0])),
+        data.draw(st.sampled_from([None, 1, 7, 40])),
+        data.draw(st.sampled_from([None, 1.5, 30.0])),
+        data.draw(st.sampled_from([None, SLOPES])),
+        data.draw(st.sampled_from([None, SINKS])),
+    )
+    row = st.tuples(st.integers(0, 70), st.integers(1, 20))
+    shapes = tuple(data.draw(st.lists(row, min_size=1, max_size=3)))
+    geometry = KvGeometry(2, data.draw(st.sampled_from([1, 2, 6])), data.draw(st.sampled_from([16, 20])), 16)
+    dtype, seed = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 1000))
+    results = []
+    for kernels in kinds:
+        kernels.set_threads(data.draw(st.integers(1, 2)))
+        results.append(
+            torch.cat([part.reshape(-1) for part in Rows.of(geometry, dtype, shapes, seed).natively(kernels, layer)])
+        )
+    assert_bits(results)
+
+
+@any_case
+@given(data=st.data())
+def test_norms_and_draws_are_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
+    dtype, width = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(1, 100))
+    seed, extremes = data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 3))
+    x, weight = numbers((5, width), dtype, seed, extremes=extremes), numbers((width,), dtype, seed + 1)
+    assert_bits([NativeNorm(kernels, weight, 1e-5)(x) for kernels in kinds])
+    logits = numbers((4, 10 * width), torch.float32, seed + 2) * 4
+    draw = (
+        data.draw(st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0])),
+        data.draw(st.sampled_from([1.0, 0.9, 0.1])),
+        data.draw(st.sampled_from([0.0, 0.05])),
+        data.draw(st.floats(0, 1, exclude_max=True)),
+        data.draw(st.sampled_from([0, 1, 40])),
+    )
+    draws = np.array([draw] * len(logits), dtype=DRAW)
+    picked = [np.empty(len(logits), np.int64) for _ in kinds]
+    for kernels, tokens in zip(kinds, picked, strict=True):
+        kernels.pick(logits.data_ptr(), *logits.shape, draws.ctypes.data, tokens.ctypes.data)
+    assert all(np.array_equal(tokens, picked[0]) for tokens in picked)
+
+
+def test_bfloat16_is_rounded_as_the_processor_does(kinds: list[Kernels]) -> None:
+    """Every upper half of a float, with lower halves around the middle: through a product with one, and its narrowing."""
+    upper = np.arange(1 << 16, dtype=np.uint32) << 16
+    for lower in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        values = torch.from_numpy((upper | lower).view(np.float32).copy()).view(-1, 1).repeat(1, 2)
+        values[:, 1] = 0
+        results = []
+        for kernels in kinds:
+            linear = PackedLinear(kernels, PackedWeight.of(kernels, [torch.eye(2)]), None)
+            floats = linear(values)[:, :1].contiguous()
+            norm = NativeNorm(kernels, torch.ones(16, dtype=torch.bfloat16), 1.0)
+            narrow = norm(floats.to(torch.bfloat16).repeat(1, 16))
+            results.append(torch.cat([floats.view(-1), narrow.float().view(-1)]))
+        assert_bits(results)
+
+
+def fused(a: NDArray[np.float32], b: NDArray[np.float32], c: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Round a * b + c once: products of bfloat16 are exact, and float64 rounds a sum of two float32 as once."""
+    return (a.astype(np.float64) * b + c).astype(np.float32)
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_the_order_is_that_of_the_instruction(order: str, kernels_of: Callable[..., Kernels]) -> None:
+    """Odd, then even product of each pair (VDPBF16PS), or evens and odds of 16 pairs alone, then together (TDPBF16PS)."""
+    x, weight = numbers((7, 150), torch.bfloat16, 1), numbers((40, 150), torch.bfloat16, 2)
+    a, b = x.float().numpy()[:, None], weight.float().numpy()[None]
+    total = np.zeros((7, 40), np.float32)
+    if order == "dot":
+        for pair in range(0, 150, 2):
+            total = fused(a[..., pair + 1], b[..., pair + 1], total)
+            total = fused(a[..., pair], b[..., pair], total)
+    else:
+        for block in range(0, 150, 32):
+            even, odd = np.zeros_like(total), np.zeros_like(total)
+            for pair in range(block, min(block + 32, 150), 2):
+                even = fused(a[..., pair], b[..., pair], even)
+                odd = fused(a[..., pair + 1], b[..., pair + 1], odd)
+            total = total + (even + odd)
+    kernels = kernels_of("avx2", order)
+    linear = PackedLinear(kernels, PackedWeight.of(kernels, [weight]), None, float_output=True)
+    assert_bits([linear(x), torch.from_numpy(total)])
+
+
+def test_float32_is_added_input_by_input(kernels_of: Callable[..., Kernels]) -> None:
+    """What the order says, in numbers of which every product and sum is exact but the last."""
+    kernels = kernels_of("avx2")
+    weight = torch.tensor([[1.0, 1.0, 1.0, -1.0]])
+    linear = PackedLinear(kernels, PackedWeight.of(kernels, [weight]), None)
+    for order in itertools.permutations((2.0**24, 1.0, 1.0)):
+        expected = np.float32(0)
+        for value in order:
+            expected = np.float32(expected + np.float32(value))
+        assert float(linear(torch.tensor([[*order, 2.0**24]]))[0, 0]) == float(expected - np.float32(2.0**24))
+
+
+@pytest.mark.parametrize("variety", ["plain", "norms of query and key", "window", "gelu"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_model_gives_the_same_logits(
+    variety: str, dtype: str, kinds: list[Kernels], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny(variety, tmp_path)
+    results = []
+    for kernels in kinds:
+        model, facts = load_model(EngineConfig(folder, dtype, "cpu", threads=1))
+        cache = PagedKvCache(facts.geometry, 64, 16, facts.kv_dtype, model.device)
+        engine = Engine(model, facts, cache, kernels)
+        assert engine.fused_layers and isinstance(model.model.norm, NativeNorm)
+        results.append(first_logits(engine, monkeypatch))
+    assert_bits(results)
