@@ -22,8 +22,9 @@ from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.model.model_store import resolve_model
 from spotwise.engine.native.shard import Shard
 from spotwise.engine.parts.group_place import GroupPlace
+from spotwise.engine.parts.matrix_form import FolderPanels
 from spotwise.engine.parts.part_sizes import model_shape
-from spotwise.engine.parts.weight_store import WeightStore
+from spotwise.engine.parts.weight_store import ModelStructure, WeightStore
 from tests.unit.engine.quantised_models import HIDDEN, write_quantised
 from tests.unit.engine.tiny_models import Driver, record
 
@@ -142,6 +143,28 @@ def _held(configured: EngineConfig, share: ModelShare) -> WeightStore:
     store = WeightStore(configured)
     store.load(share)
     return store
+
+
+def test_what_another_process_sends_are_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A quarter of the widened bytes at most, from which the same tokens are computed; nothing is read from the folder."""
+    blocks, widened = folders(tmp_path, like_llama_cpp)
+    source, target, wide = (WeightStore(config(folder)) for folder in (blocks, blocks, widened))
+    expected = tokens_of(Engine.load_part(source, GroupPlace(Shard(), 1)))
+    target.learn(source.fused_layers)
+    share = GroupPlace(Shard(), 1).share_of(target.structure.sketch)
+    assert target.layout == source.layout != wide.layout
+    missing = target.missing(share)
+    assert sum(each.byte_count for each in missing) * 4 < sum(each.byte_count for each in wide.missing(share))
+    for each in missing:
+        target.expect_panels(each)[:] = source.export_panels(each.matrix, each.panels)
+        target.panels_arrived(each)
+    monkeypatch.setattr(FolderPanels, "write", _refuse)
+    monkeypatch.setattr(ModelStructure, "tried_layer", _refuse)
+    assert tokens_of(Engine.load_part(target, GroupPlace(Shard(), 1))) == expected
+
+
+def _refuse(*_: Any) -> None:
+    raise AssertionError("weights are loaded that are there")
 
 
 def test_the_planner_counts_the_bytes_of_blocks(tmp_path: Path) -> None:
