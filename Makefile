@@ -167,8 +167,9 @@ bench: setup ## Measure a mesh of its own on this machine: TTFT, TPOT, throughpu
 	@trap '$(BIN)/spotwise down --name bench' EXIT; \
 	$(BIN)/spotwise bench load --name bench --json bench-results/load.json $(ARGS)
 
-bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build, which is installed first where it is missing; options in ARGS
+bench-peer: setup ## Compare a mesh of its own with vLLM's CPU build and llama.cpp, which are installed first where they are missing; options in ARGS
 	@scripts/peer.sh
+	@scripts/peer_llama.sh
 	@$(BIN)/spotwise bench peer --json bench-results/peer.json $(ARGS)
 
 clean: ## Remove caches and build outputs

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.requests.record import KvHandoff, KvSource, KvTarget, QueueLevel
 from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransferError, KvTransport, TransferReport
 from spotwise.mesh.ports.weights import WholeKv
@@ -30,6 +31,8 @@ class MakeTransport(Protocol):
         on_handoff: HandoffHandler,
         *,
         model_digest: str | None,
+        numerics_class: str,
+        crossing: Crossing,
     ) -> KvTransport:
         """Make that of a worker over its memory."""
 
@@ -61,7 +64,14 @@ class Peer:
     """One worker: a transport, its memory, and the hand-offs it was given."""
 
     def __init__(
-        self, make: MakeTransport, name: str, incarnation: int, model_digest: str | None = None, **memory: Any
+        self,
+        make: MakeTransport,
+        name: str,
+        incarnation: int,
+        model_digest: str | None = None,
+        numerics_class: str = "",
+        crossing: Crossing = Crossing.COUNT,
+        **memory: Any,
     ) -> None:
         self.memory = ArrayMemory(incarnation, **memory)
         self.handoffs: list[KvHandoff] = []
@@ -69,7 +79,8 @@ class Peer:
         self.name = name
         self.incarnation = incarnation
         self.refuses: Exception | None = None
-        self.transport = make(self.memory, name, incarnation, self._took, model_digest=model_digest)
+        options: dict[str, Any] = {"numerics_class": numerics_class, "crossing": crossing}
+        self.transport = make(self.memory, name, incarnation, self._took, model_digest=model_digest, **options)
 
     def _took(self, handoff: KvHandoff, report: TransferReport) -> None:
         if self.refuses is not None:
@@ -223,6 +234,25 @@ class KvTransportContract:
         alike = await peer("q", 3, model_digest="0b")
         await alike.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
         assert receiver.handoffs == [HANDOFF]
+
+    async def test_workers_of_other_classes_hand_over_only_where_that_is_counted(self, peer: StartPeer) -> None:
+        """The receiver's policy decides, or the sender's, whose error names both classes."""
+        refusing = await peer("s", 5, numerics_class="bfloat16/dot/1", crossing=Crossing.REFUSE)
+        counting = await peer("p", 1, numerics_class="bfloat16/dot/1")
+        receiver = await peer("t", 2, numerics_class="bfloat16/amx/1", crossing=Crossing.REFUSE)
+        before = receiver.memory.cells.copy()
+        receiver.transport.expect("r", 1, (1, 2))
+        with pytest.raises(KvTransferError, match=r"bfloat16/amx/1, s in bfloat16/dot/1, and SPOTWISE_CROSSING=refuse"):
+            await refusing.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        with pytest.raises(KvTransferError):
+            await counting.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        assert np.array_equal(receiver.memory.cells, before)
+        alike = await peer("q", 3, numerics_class="bfloat16/amx/1", crossing=Crossing.REFUSE)
+        await alike.transport.push(receiver.target(1, 2), HANDOFF, (1, 2))
+        other = await peer("u", 4, numerics_class="bfloat16/amx/1")
+        other.transport.expect("r", 1, (1, 2))
+        await counting.transport.push(other.target(1, 2), HANDOFF, (1, 2))
+        assert receiver.handoffs == other.handoffs == [HANDOFF]
 
     async def test_a_hand_off_that_is_not_taken_is_an_error_of_the_sender(self, peer: StartPeer) -> None:
         """Where on_handoff raises, the sender's push fails and the receiver's loop reports the error."""

@@ -249,6 +249,24 @@ class StoreContract:
         assert await store.hold_term("s", "aa/11", 1, LONG_S) is None
         assert await store.hold_term("s", "a/10", 1, LONG_S) == 2
 
+    async def test_the_first_claim_of_numerics_is_every_workers(self, store: MeshStore) -> None:
+        """Each model has its own; who computes so renews it, and who does not extends nothing."""
+        assert await store.claim_numerics("m", "bfloat16/dot", LONG_S) == "bfloat16/dot"
+        assert await store.claim_numerics("m", "float32/fma", LONG_S) == "bfloat16/dot"
+        assert await store.claim_numerics("m", "bfloat16/dot", LONG_S) == "bfloat16/dot"
+        assert await store.claim_numerics("other", "float32/fma", LONG_S) == "float32/fma"
+
+    async def test_a_claim_ends_with_the_workers_that_have_it(self, store: MeshStore) -> None:
+        """A mesh that is gone binds no later one; a worker of another class takes its place, and keeps it."""
+        assert await store.claim_numerics("m", "bfloat16/dot", 0.3) == "bfloat16/dot"
+        await asyncio.sleep(0.2)
+        assert await store.claim_numerics("m", "bfloat16/dot", 0.3) == "bfloat16/dot"
+        await asyncio.sleep(0.2)
+        assert await store.claim_numerics("m", "float32/fma", LONG_S) == "bfloat16/dot"
+        await asyncio.sleep(0.3)
+        assert await store.claim_numerics("m", "float32/fma", LONG_S) == "float32/fma"
+        assert await store.claim_numerics("m", "bfloat16/dot", LONG_S) == "float32/fma"
+
     async def test_only_the_holder_writes_plans(self, store: MeshStore) -> None:
         """A plan comes back whole; one of a planner that was replaced is refused."""
         assert await store.get_plan() is None

@@ -217,6 +217,7 @@ class MemoryStore(MemoryRequests):
         self._ledgers: defaultdict[str, deque[LedgerEntry]] = defaultdict(lambda: deque(maxlen=LEDGER_MAX_ENTRIES))
         self._members: dict[str, tuple[Member, float]] = {}
         self._incarnations: dict[str, int] = {}
+        self._numerics: dict[str, tuple[str, float]] = {}
         self._leases: dict[str, tuple[str, float]] = {}
         self._terms: dict[str, tuple[int, str]] = {}  # number, and the process that had it
         self._plan: Plan | None = None
@@ -277,6 +278,14 @@ class MemoryStore(MemoryRequests):
         term, had_it = self._terms.get(service, (0, ""))
         if had_it == holder:
             self._terms[service] = (term, "")
+
+    async def claim_numerics(self, model: str, numerics: str, ttl_s: float) -> str:
+        now = self._clock.now()
+        claimed, ends_s = self._numerics.get(model, (numerics, 0.0))
+        if now >= ends_s or claimed == numerics:
+            claimed = numerics
+            self._numerics[model] = numerics, now + ttl_s
+        return claimed
 
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         held_by, ends_s = self._leases.get(subjects.PLANNER, ("", 0.0))

@@ -9,6 +9,7 @@ import itertools
 import time
 from dataclasses import dataclass
 
+from spotwise.core.messages.numerics import Crossing, is_crossing
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.links.whole_push import WholePush, push_at_once, source_of
 from spotwise.mesh.ports.ports import (
@@ -16,6 +17,7 @@ from spotwise.mesh.ports.ports import (
     KvMemory,
     KvTransferError,
     TransferReport,
+    classes_differ,
     layouts_differ,
     models_differ,
 )
@@ -65,8 +67,12 @@ class MemoryKvTransport:
         incarnation: int,
         on_handoff: HandoffHandler,
         model_digest: str | None = None,
+        numerics_class: str = "",
+        crossing: Crossing = Crossing.COUNT,
     ) -> None:
         self._network = network
+        self._numerics_class = numerics_class
+        self._crossing = crossing
         self._model_digest = model_digest
         self._memory = memory
         self._worker_id = worker_id
@@ -130,6 +136,9 @@ class MemoryKvTransport:
             raise layouts_differ(self._worker_id, receiver._worker_id)
         if receiver._model_digest != self._model_digest:
             raise models_differ(self._worker_id, self._model_digest, receiver._worker_id, receiver._model_digest)
+        classes = self._numerics_class, receiver._numerics_class
+        if Crossing.REFUSE in (self._crossing, receiver._crossing) and is_crossing(*classes):
+            raise classes_differ(self._worker_id, classes[0], receiver._worker_id, classes[1])
         return receiver._take(target, handoff, self._memory, source_block_ids)
 
     def _take(self, target: KvTarget, handoff: KvHandoff, source: KvMemory, source_block_ids: tuple[int, ...]) -> int:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spotwise.benchmarks.vllm_server import running_vllm
+from spotwise.benchmarks.yardsticks.vllm_server import running_vllm
 from spotwise.cli.bench.servers import running_mesh
 from spotwise.cli.errors import CommandError
 from spotwise.mesh.embedded.child_process import identify, is_alive, send_signal
@@ -35,7 +35,7 @@ http.server.HTTPServer(("127.0.0.1", int(sys.argv[sys.argv.index("--port") + 1])
 @pytest.fixture(autouse=True)
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPOTWISE_HOME", str(tmp_path / "home"))
-    monkeypatch.setattr("spotwise.benchmarks.vllm_server.GRACE_S", 1.0)
+    monkeypatch.setattr("spotwise.benchmarks.yardsticks.server_process.GRACE_S", 1.0)
 
 
 def program(folder: Path, text: str) -> Path:
@@ -59,10 +59,10 @@ def test_the_peer_ends_with_every_process_it_started(tmp_path: Path) -> None:
 BENCHMARK = """
 import sys, time
 from pathlib import Path
-from spotwise.benchmarks import vllm_server
+from spotwise.benchmarks.yardsticks import server_process, vllm_server
 from spotwise.cli.bench import app
 
-vllm_server.GRACE_S = 1.0
+server_process.GRACE_S = 1.0
 app._group()
 with vllm_server.running_vllm(Path(sys.argv[1]), Path("/models/tiny"), [], dtype="float32"):
     print("it serves", flush=True)

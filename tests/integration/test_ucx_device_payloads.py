@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import ctypes
 import zlib
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvTarget
 from spotwise.mesh.links.kv_payloads import PayloadBuffers
@@ -85,10 +87,17 @@ class DeviceMemory:
 
 
 def device_transport(
-    memory: KvMemory, worker_id: str, incarnation: int, on_handoff: HandoffHandler, **options: Any
+    memory: KvMemory,
+    worker_id: str,
+    incarnation: int,
+    on_handoff: HandoffHandler,
+    *,
+    crossing: Crossing = Crossing.COUNT,
+    settings: TransferSettings | None = None,
+    **options: Any,
 ) -> UcxKvTransport:
-    device = DeviceMemory(memory)
-    return UcxKvTransport(device, worker_id, incarnation, on_handoff, payloads=device, **options)
+    device, settings = DeviceMemory(memory), replace(settings or TransferSettings(), crossing=crossing)
+    return UcxKvTransport(device, worker_id, incarnation, on_handoff, settings, payloads=device, **options)
 
 
 class TestUcxKvTransportWithDevicePayloads(KvTransportContract):

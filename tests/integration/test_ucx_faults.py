@@ -14,7 +14,7 @@ import pytest
 import xxhash
 
 from spotwise.core.requests.kv_part import KvPart
-from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers
+from spotwise.mesh.links.kv_payloads import HostPayloads, PayloadBuffers, kv_links
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
 from spotwise.mesh.security.link_security import LinkSecurity
@@ -45,7 +45,7 @@ class RawPeer:
         self.lost: list[str] = []
         me = LinkHello(name, 9, layout_fingerprint(receiver.memory.layout))
         buffers = PayloadBuffers(HostPayloads(), 4096, 1)
-        self.links = UcxLinks(me, KV_LINKS, buffers, 4, self._heard, self._lost, security=security)
+        self.links = UcxLinks(me, kv_links(), buffers, 4, self._heard, self._lost, security=security)
 
     def _heard(self, link: UcxLink[KvFrame], frame: KvFrame, payload: object, arrived: object) -> None:
         self.answers.append(frame)

@@ -12,6 +12,8 @@ may come after it.
 
 Workers may have caches of their own sizes. A request of `open_bounds` is sized at each attempt by those that its gateway knows.
 
+Workers may be of several numerics classes, and come back in another one (`token_classes.py`).
+
 Iterations with a request of `culprits` fail, some of any (`failing`), and all of a worker with a broken engine; one with a
 request of `killers` ends its worker. Hand-offs between pairs of `bad_pairs` fail. Workers that end so are started again.
 """
@@ -20,7 +22,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -30,6 +32,7 @@ from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.gateway.role import GatewayRole
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.requests.record import RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
@@ -44,6 +47,7 @@ from spotwise.wire.senders import may_send
 from tests.property.fake_network import REPEATABLE, FakeNetwork
 from tests.property.fake_worker import BLOCK_SIZE, FakeWorker
 from tests.property.former_gateways import FormerGateway
+from tests.property.token_classes import TokenClasses
 from tests.property.worker_processes import WorkerProcesses, expected_token
 
 if TYPE_CHECKING:
@@ -73,8 +77,12 @@ class MeshWorld(FakeNetwork):
         push_s: float = 0.1,
         pool_policy: PoolPolicy | None = None,
         load_report_s: float | None = None,
+        classes: Sequence[Numerics] = (),
     ) -> None:
         super().__init__(rng)
+        #: Those that workers may be of, each time that one starts.
+        self.classes = classes
+        self.token_classes = TokenClasses()
         self.load_report_s = load_report_s
         self.limits = limits = replace(limits, confirm_every_s=CONFIRM_EVERY_S)
         self.pool_policy = pool_policy
@@ -160,9 +168,13 @@ class MeshWorld(FakeNetwork):
         incarnation = int(self.now * 1000)
         blocks = BlockPool(self.blocks_of.get(worker_id, self.num_blocks), BLOCK_SIZE)
         host = BlockPool(self.rng.choice([2, 12, 80]), BLOCK_SIZE) if self.policy.swap.when_full.swaps else None
-        role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy, host)
+        numerics = self.rng.choice(self.classes) if self.classes else None
+        numerics_class = "" if numerics is None else numerics.name
+        role = WorkerRole(worker_id, incarnation, worker_id, blocks, self.policy, host, numerics_class)
         kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
-        member = m.Member(worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool)
+        member = m.Member(
+            worker_id, kind, incarnation, m.MemberState.READY, "host", 1, "", pool=pool, numerics=numerics
+        )
         worker = FakeWorker(role, blocks, member, host=host)
         worker.prompt_token_s = self.rng.choice([None, 0.01])
         worker.kv_push_token_s = self.rng.choice([None, 0.0, 0.01])
@@ -259,7 +271,8 @@ class MeshWorld(FakeNetwork):
             ]
             record = self.records.get(choice_id)
             epoch = 0 if record is None else record.epoch
-            self.feed_gateway(g.RequestResumed(choice_id, len(prompt), epoch, tuple(saved)))
+            classes = self.token_classes.saved(choice_id, len(saved))
+            self.feed_gateway(g.RequestResumed(choice_id, len(prompt), epoch, tuple(saved), numerics_classes=classes))
 
     def _beat(self, worker: FakeWorker) -> None:
         if not worker.alive:
@@ -377,12 +390,17 @@ class MeshWorld(FakeNetwork):
                         assert delta.token_index == len(self.delivered[choice_id])
                         assert delta.token_id == expected_token(choice_id, delta.token_index)
                         self.delivered[choice_id].append(delta.token_id)
+                        self.token_classes.delivered(choice_id, delta)
                     if finish_reason is not None:
                         self.ended[choice_id] = finish_reason.value
                     elif self.stalling and self.rng.random() < self.stalling:
                         self.at(self.delay(), partial(self._stall_reader, choice_id))
                 case g.ParkAttempts(order):
                     self.close_attempts(self.gateway_id, order)
+                case g.CountCrossing(choice_id):
+                    self.token_classes.counted[choice_id] += 1
+                case m.RecordLedger(entry) if entry.stage == "crossed":
+                    self.token_classes.explained[entry.choice_id] += 1
                 case m.RecordLedger(entry) if entry.stage == "attempt_lost":
                     self.lost_attempts.append(str(dict(entry.facts)["reason"]))
                 case g.Fail(choice_id, code):
@@ -402,6 +420,7 @@ class MeshWorld(FakeNetwork):
 
     def _submit(self, command: g.SubmitAttempt) -> None:
         self.attempts[command.choice_id] = command.epoch
+        self.token_classes.recorded(command)
         committed, prompt = command.output_token_ids, self.prompts[command.choice_id]
         stop = self._size(command.choice_id, len(prompt), len(committed))
         self.records[command.choice_id] = RequestRecord(
@@ -417,6 +436,7 @@ class MeshWorld(FakeNetwork):
             self.now,
             *self.claims[command.choice_id],
             deadline_unix_s=self.deadlines.get(command.choice_id),
+            numerics_classes=command.numerics_classes,
         )
         stream = m.StreamRef(self.gateway_id, command.attempt_id, self.gateway.incarnation)
         avoid = command.avoid
@@ -428,6 +448,7 @@ class MeshWorld(FakeNetwork):
         order = m.SubmitRequest(
             command.choice_id, command.epoch, stream, tokens, owed, spans, priority, avoid, deadline, *bounds
         )
+        order = replace(order, numerics_class=command.numerics_classes[-1] if command.numerics_classes else "")
         if self.submissions_wait_s:
             self.at(self.delay(self.submissions_wait_s), lambda: self._submit_to_scheduler(order))
         else:
@@ -517,6 +538,7 @@ class MeshWorld(FakeNetwork):
         for command in handle() if self.schedulers is None else self.schedulers.handled_by(worker, event, handle):
             match command:
                 case m.Send():
+                    self.token_classes.sent(worker, command.message)
                     self.send(MeshRole.WORKER, worker.member.id, command)
                 case c.TakeHomePool(pool):
                     self.homes_changed += 1

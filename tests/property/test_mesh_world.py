@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 
 from hypothesis import event, given, settings
@@ -13,6 +14,7 @@ from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
 from spotwise.core.messages.members import Pool
+from spotwise.core.messages.numerics import Crossing, Numerics
 from spotwise.core.messages.worker import Drain
 from spotwise.core.scheduler.policy import DecodeQueue, PoolPolicy
 from spotwise.core.scheduler.role import SchedulerLimits
@@ -114,11 +116,24 @@ class MeshCase:
     pool_policy: PoolPolicy
     count: int
 
-    def world(self, limits: SchedulerLimits = PATIENT) -> MeshWorld:
-        """A mesh into which the requests come within two seconds."""
+    def world(
+        self,
+        limits: SchedulerLimits = PATIENT,
+        classes: Sequence[Numerics] = (),
+        crossing: Crossing = Crossing.COUNT,
+    ) -> MeshWorld:
+        """A mesh into which the requests come within two seconds; its workers are of `classes`, if there are any."""
         rng = random.Random(self.seed)
+        policy, pool_policy = replace(self.policy, crossing=crossing), replace(self.pool_policy, crossing=crossing)
         world = MeshWorld(
-            rng, self.pools, self.num_blocks, limits, self.policy, *self.pace, pool_policy=self.pool_policy
+            rng,
+            self.pools,
+            self.num_blocks,
+            limits,
+            policy,
+            *self.pace,
+            pool_policy=pool_policy,
+            classes=classes,
         )
         world.run_until(world.now + 1.0)
         for number in range(self.count):

@@ -18,6 +18,7 @@ from typing import Any, Protocol
 from spotwise.core.costs.cost_model import LinkCost
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Crossing, is_crossing, refusal_of_classes
 from spotwise.core.requests.record import RequestRecord, sequence_id
 from spotwise.core.requests.sampling import SampledToken
 from spotwise.core.worker import commands as c
@@ -165,6 +166,10 @@ class WorkerProcesses:
         if record is None or record.epoch != epoch or worker.engine_is_lost:
             self._world.feed_worker(worker, c.RecordUnavailable(choice_id, epoch, "gone", retryable=True))
             return
+        refuses = partial(refusal_of_classes, self._world.policy.crossing)
+        if refusal := refuses(record.numerics_classes, worker.member.numerics_class):
+            self._world.feed_worker(worker, c.RecordUnavailable(choice_id, epoch, refusal, retryable=True))
+            return
         assert record.sequence_id not in worker.engine, "loaded twice"
         worker.engine[record.sequence_id] = record
         worker.outputs[record.sequence_id] = len(record.output_token_ids)
@@ -211,6 +216,9 @@ class WorkerProcesses:
                 continue
             index = worker.outputs[row.sequence_id]
             worker.outputs[row.sequence_id] += 1
+            if self._world.policy.crossing is Crossing.REFUSE:
+                refusal = refusal_of_classes(Crossing.REFUSE, record.numerics_classes, worker.member.numerics_class)
+                assert refusal is None, f"computed in another class: {refusal}"
             sampled.append(SampledToken(row.sequence_id, expected_token(record.choice_id, index)))
         self._world.feed_worker(worker, c.IterationFinished(tuple(sampled)))
 
@@ -259,6 +267,8 @@ class WorkerProcesses:
             or target.windows.get(push.choice_id) != (push.epoch, push.target.block_ids)
         )
         refused = refused or (worker.member.id, push.target.worker_id) in self._world.bad_pairs
+        if target is not None and self._world.policy.crossing is Crossing.REFUSE:
+            refused = refused or is_crossing(worker.member.numerics_class, target.member.numerics_class)
         if refused or target is None:
             push.over = True
             self._push_failed(worker, push, "refused")

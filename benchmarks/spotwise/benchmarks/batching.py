@@ -28,8 +28,8 @@ from spotwise.benchmarks.policy_probe import (
     require_policy,
 )
 from spotwise.benchmarks.rounds import in_order_of_round
-from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
-from spotwise.benchmarks.vllm_server import dtype_of_both, running_vllm
+from spotwise.benchmarks.yardsticks.vllm_client import find_vllm, vllm_version
+from spotwise.benchmarks.yardsticks.vllm_server import dtype_of_both, running_vllm
 from spotwise.cli.bench.report import (
     environment,
     progress_bar,

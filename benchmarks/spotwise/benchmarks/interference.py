@@ -37,6 +37,18 @@ class Interference:
     every_s: float = 2.0
     seconds: float = 40.0
 
+    @property
+    def streams_at_once(self) -> int:
+        """The steady streams, and a long prompt for each; further ones wait."""
+        return 2 * self.steady_streams
+
+    @property
+    def longest_tokens(self) -> int:
+        """Prompt and answer of the longest request."""
+        return max(
+            self.steady_input_tokens + self.steady_output_tokens, self.long_input_tokens + self.long_output_tokens
+        )
+
 
 async def measure_interference(endpoint: ServerEndpoint, shape: Interference, seed: int) -> dict[str, float]:
     """Run the load once; its figures by name, milliseconds; raises `CommandError` where the server fails."""

@@ -21,8 +21,8 @@ from rich.console import Console
 from spotwise.benchmarks.contention import CoreUse, contention_lines
 from spotwise.benchmarks.newcomer_load import Newcomer, NewcomerShape, Situation, measure_newcomers
 from spotwise.benchmarks.rounds import in_order_of_round
-from spotwise.benchmarks.vllm_client import find_vllm, vllm_version
-from spotwise.benchmarks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm
+from spotwise.benchmarks.yardsticks.vllm_client import find_vllm, vllm_version
+from spotwise.benchmarks.yardsticks.vllm_server import TUNED_ARGUMENTS, dtype_of_both, running_vllm
 from spotwise.cli.bench.report import (
     ReportRow,
     environment,

@@ -18,6 +18,7 @@ import torch
 from llguidance import LLMatcher
 
 from spotwise.core.costs.batching import Batch
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.parallel.model_partition import ModelShare
 from spotwise.core.requests.names import AdapterRef
 from spotwise.core.requests.record import RequestRecord
@@ -35,6 +36,7 @@ from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
 from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.library import Kernels, load_kernels
+from spotwise.engine.native.numerics import numerics_of
 from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory, open_memory
 from spotwise.engine.parts.group_place import GroupPlace, part_cache, require_cpu
 from spotwise.engine.parts.stage import PipelineStage
@@ -87,14 +89,10 @@ class Engine:
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
-        #: The paged KV cache; the transfer reads and writes its blocks.
-        self.kv = cache
-        #: Decoder layers that one native call computes.
-        self.fused_layers = 0
-        #: `None` where decodes are not recorded.
-        self.graphs: DecodeGraphs | None = None
-        #: Name of the attention backend.
-        self.attention_name = "native attention"
+        self.kv = cache  #: the paged KV cache; the transfer reads and writes its blocks
+        self.fused_layers = 0  #: decoder layers that one native call computes
+        self.graphs: DecodeGraphs | None = None  #: recorded decodes; `None` where decodes are not recorded
+        self.attention_name = "native attention"  #: name of the attention backend
         self._kernels = kernels
         self._grammars = grammars
         self._adapters = adapters or Adapters()
@@ -145,16 +143,15 @@ class Engine:
                 "free, or SPOTWISE_KV_CACHE_BYTES (--kv-cache) larger"
             )
         records = config.decode_graphs and model.device.type == "cuda"
-        size = (num_blocks, config.block_size)
         with named_memory_errors(f"a KV cache of {kv_bytes} bytes"):
-            cache = PagedKvCache(facts.geometry, *size, facts.kv_dtype, model.device, scratch=records)
+            sizes = facts.geometry, num_blocks, config.block_size
+            cache = PagedKvCache(*sizes, facts.kv_dtype, model.device, scratch=records)
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
         if kernels is None and weights is not None:
             weights.fill("", model)
         grammars = Grammars(config.model_dir, facts.vocab_size)
         if kernels is None:
-            capture = CudaCapture(model.device) if records else None
-            backend = choose_attention(cache, facts)
+            capture, backend = CudaCapture(model.device) if records else None, choose_attention(cache, facts)
             return cls(model, facts, cache, None, backend, capture, grammars=grammars, adapters=adapters)
         # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
@@ -193,8 +190,8 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        grammars = Grammars(store.config.model_dir, facts.vocab_size)
-        return cls(model, facts, cache, structure.kernels, part=part, grammars=grammars)
+        known = model, facts, cache, structure.kernels
+        return cls(*known, part=part, grammars=Grammars(store.config.model_dir, facts.vocab_size))
 
     @property
     def is_native(self) -> bool:
@@ -235,6 +232,11 @@ class Engine:
     def model_digest(self) -> str | None:
         """Digest of the model's weights and structure; `None`: it was not loaded from a folder."""
         return self._facts.digest
+
+    @property
+    def numerics(self) -> Numerics:
+        """What the bits of its tokens depend on beside weights and tokens."""
+        return numerics_of(self._model, self.fused_layers if self.is_native else None, self.kv.num_layers)
 
     @property
     def vocab_size(self) -> int:

@@ -7,7 +7,9 @@ import struct
 import xxhash
 
 #: Version of all protocols of transfer links; both ends must agree.
-VERSION = 9
+VERSION = 10
+#: Longest name of a numerics class, in ascii bytes.
+MAX_NUMERICS_CLASS_BYTES = 40
 #: A header that announces more is refused: no sender cuts such large pieces.
 MAX_PAYLOAD_BYTES = 256 * 2**20
 

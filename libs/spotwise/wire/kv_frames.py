@@ -13,7 +13,17 @@ from dataclasses import dataclass
 
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, QueueLevel
-from spotwise.wire.framing import MAX_PAYLOAD_BYTES, SEAL_BYTES, VERSION, FrameError, decode_id, encode_id, seal, unseal
+from spotwise.wire.framing import (
+    MAX_NUMERICS_CLASS_BYTES,
+    MAX_PAYLOAD_BYTES,
+    SEAL_BYTES,
+    VERSION,
+    FrameError,
+    decode_id,
+    encode_id,
+    seal,
+    unseal,
+)
 
 #: Longest request id, in utf-8 bytes.
 MAX_REQUEST_ID_BYTES = 128
@@ -26,8 +36,9 @@ _FRAME_MAGIC = b"SWKV"
 # magic, version, kind, reason, id length, epoch, push, sender and target incarnation, the part's layers and heads, layers,
 # blocks, chunks, payload, id
 _FRAME = struct.Struct("!4sBBBBQQQQHHHHIIIIIIQQ128s")
-# tokens, MLFQ queue (0: none), seconds of its quantum used, tokens of the attempt; their ids follow, 4 bytes each
-_HANDOFF = struct.Struct("!QQdI")
+# tokens, MLFQ queue (0: none), seconds of its quantum used, tokens of the attempt, whether KV is foreign, length of the
+# numerics class's name, the name; the tokens' ids follow, 4 bytes each
+_HANDOFF = struct.Struct("!QQdI?B40s")
 
 #: Bytes of an encoded frame header.
 FRAME_BYTES = _FRAME.size + SEAL_BYTES
@@ -145,7 +156,9 @@ def encode_handoff(handoff: KvHandoff) -> bytes:
     try:
         level = (handoff.level.queue, handoff.level.used) if handoff.level else (0, 0.0)
         token_ids = handoff.token_ids
-        head = _HANDOFF.pack(handoff.num_tokens, *level, len(token_ids))
+        of_class = encode_id(handoff.numerics_class, MAX_NUMERICS_CLASS_BYTES) if handoff.numerics_class else b""
+        classed = handoff.has_foreign_kv, len(of_class), of_class
+        head = _HANDOFF.pack(handoff.num_tokens, *level, len(token_ids), *classed)
         return head + struct.pack(f"!{len(token_ids)}I", *token_ids)
     except struct.error as error:
         raise ValueError(f"the hand-off does not fit its fields: {error}") from None
@@ -156,7 +169,8 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
     payload has another length, no token, or an invalid level.
     """
     try:
-        num_tokens, queue, used, count = _HANDOFF.unpack_from(payload)
+        num_tokens, queue, used, count, has_foreign_kv, class_bytes, of_class = _HANDOFF.unpack_from(payload)
+        numerics_class = decode_id(of_class, class_bytes) if class_bytes else ""
         first_token_id, *later = struct.unpack(f"!{count}I", bytes(payload)[_HANDOFF.size :])
         level = QueueLevel(queue, used) if queue else None
     except (struct.error, ValueError) as error:
@@ -168,4 +182,6 @@ def decode_handoff(frame: KvFrame, payload: bytes | bytearray | memoryview) -> K
         first_token_id=first_token_id,
         level=level,
         later_token_ids=tuple(later),
+        numerics_class=numerics_class,
+        has_foreign_kv=has_foreign_kv,
     )

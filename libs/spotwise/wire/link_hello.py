@@ -14,7 +14,16 @@ from dataclasses import dataclass
 
 import xxhash
 
-from spotwise.wire.framing import SEAL_BYTES, VERSION, FrameError, decode_id, encode_id, seal, unseal
+from spotwise.wire.framing import (
+    MAX_NUMERICS_CLASS_BYTES,
+    SEAL_BYTES,
+    VERSION,
+    FrameError,
+    decode_id,
+    encode_id,
+    seal,
+    unseal,
+)
 
 #: Longest worker id, in utf-8 bytes.
 MAX_WORKER_ID_BYTES = 128
@@ -27,8 +36,8 @@ PUBLIC_KEY_BYTES = PROOF_BYTES = 32
 _REFUSAL_MAGIC = b"SWNO"
 # magic, version, kind of the link (in a refusal: reason), wish, public key
 _HEAD = struct.Struct("!4sBBBx32s")
-# id length, digest length, incarnation, layout, model digest, worker id
-_HELLO = struct.Struct("!BB6xQQ32s128s")
+# id length, digest length, length of the class's name, incarnation, layout, model digest, numerics class, worker id
+_HELLO = struct.Struct("!BBB5xQQ32s40s128s")
 
 #: Bytes of an encoded head: of an offer, a hello or a refusal.
 HEAD_BYTES = _HEAD.size + SEAL_BYTES
@@ -95,12 +104,14 @@ class LinkHello:
         worker_id: this end's id, at most `MAX_WORKER_ID_BYTES` in utf-8.
         layout: `layout_fingerprint` of the memory that the link's payloads are of.
         model_digest: digest of its weights, at most `MAX_MODEL_DIGEST_BYTES`; `None` of a process without weights.
+        numerics_class: in which its KV is computed; empty of a process that computes none.
     """
 
     worker_id: str
     incarnation: int
     layout: int
     model_digest: str | None = None
+    numerics_class: str = ""
 
 
 def layout_fingerprint(layout: str) -> int:
@@ -131,8 +142,10 @@ def encode_hello(hello: LinkHello) -> bytes:
     """Return the hello's `HELLO_BYTES` bytes; raises `ValueError` where an id is too long or a number does not fit."""
     worker_id = encode_id(hello.worker_id, MAX_WORKER_ID_BYTES)
     digest = b"" if hello.model_digest is None else encode_id(hello.model_digest, MAX_MODEL_DIGEST_BYTES)
+    of_class = encode_id(hello.numerics_class, MAX_NUMERICS_CLASS_BYTES) if hello.numerics_class else b""
+    sizes = len(worker_id), len(digest), len(of_class)
     try:
-        return _HELLO.pack(len(worker_id), len(digest), hello.incarnation, hello.layout, digest, worker_id)
+        return _HELLO.pack(*sizes, hello.incarnation, hello.layout, digest, of_class, worker_id)
     except struct.error as error:
         raise ValueError(f"the hello does not fit its fields: {error}") from None
 
@@ -140,9 +153,10 @@ def encode_hello(hello: LinkHello) -> bytes:
 def decode_hello(data: bytes) -> LinkHello:
     """Return the hello in `data`; raises `FrameError` where there is none. Proofs protect it: it has no checksum."""
     try:
-        id_bytes, digest_bytes, incarnation, layout, digest, worker_id = _HELLO.unpack(data)
+        id_bytes, digest_bytes, class_bytes, incarnation, layout, digest, of_class, worker_id = _HELLO.unpack(data)
         model_digest = decode_id(digest, digest_bytes) if digest_bytes else None
-        return LinkHello(decode_id(worker_id, id_bytes), incarnation, layout, model_digest)
+        numerics_class = decode_id(of_class, class_bytes) if class_bytes else ""
+        return LinkHello(decode_id(worker_id, id_bytes), incarnation, layout, model_digest, numerics_class)
     except (struct.error, ValueError) as error:
         raise FrameError(f"the hello cannot be read: {error}") from None
 

@@ -192,6 +192,7 @@ KEY_RULES: tuple[KeyRule, ...] = (
             MeshRole.OPERATOR: "eval hmget hgetall del zcard",
         },
     ),
+    KeyRule((subjects.numerics_claim_key("*"),), {MeshRole.WORKER: "eval get set del"}),
     KeyRule(_term_keys(subjects.SCHEDULER), {MeshRole.SCHEDULER: "eval get set del"}),
     KeyRule(_term_keys(subjects.PLANNER), {MeshRole.PLANNER: "eval get set del"}),
     KeyRule(

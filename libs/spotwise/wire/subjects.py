@@ -133,6 +133,11 @@ def incarnation_key(member_id: str) -> str:
     return f"spotwise:incarnation:{member_id}"
 
 
+def numerics_claim_key(model: str) -> str:
+    """Return the Redis key of the number format and order in which a model's workers compute; expires."""
+    return f"spotwise:numerics:{model}"
+
+
 def fleet_key(mesh: str) -> str:
     """Return the Redis key of the record of a mesh's fleet."""
     return f"spotwise:fleet:{mesh}"

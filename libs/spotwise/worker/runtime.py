@@ -22,6 +22,7 @@ from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages.members import Member, MemberKind
 from spotwise.core.messages.mesh import RecordLedger, Send, Tick, TokenBatch, TokenDelta
+from spotwise.core.messages.numerics import is_crossing, refusal_of_classes
 from spotwise.core.messages.worker import Drain
 from spotwise.core.requests.record import KvHandoff, RequestRecord
 from spotwise.core.requests.request import FinishReason
@@ -101,6 +102,7 @@ class WorkerRuntime:
         self._host = host
         self._engine = engine
         self._transport = transport
+        self._crossing = policy.crossing
         self._watch = watch or EngineWatch(host.watchdog, host.id, ITERATION_TIMEOUT_S)
         self._undo_goodbye = host.watchdog.say_goodbye_with(self._process_ends)
         self._is_stuck = False
@@ -111,7 +113,14 @@ class WorkerRuntime:
         pool = BlockPool(engine.num_blocks, engine.block_size)
         host_pool = BlockPool(engine.host_blocks, engine.block_size) if engine.host_blocks else None
         self.role, journal = host.make_role(
-            WorkerRole, host.id, host.member.incarnation, transport.address, pool, policy, host_pool
+            WorkerRole,
+            host.id,
+            host.member.incarnation,
+            transport.address,
+            pool,
+            policy,
+            host_pool,
+            host.member.numerics_class,
         )
         self._pushes = KvPushes(
             transport, engine.num_layers, engine.block_size, host.spawn, lambda event: self._loop.feed(event)
@@ -175,7 +184,14 @@ class WorkerRuntime:
         return replace(member, state=self.role.state, load=load, leaves_at_s=self.role.leaves_at_s)
 
     def handoff_arrived(self, handoff: KvHandoff, report: TransferReport) -> None:
-        """Feed the role a hand-off that the transport has verified and stored."""
+        """Feed the role a hand-off that the transport has verified and stored; raises `MeshError`, so that its sender is
+        refused, where its KV is of another numerics class and crossings are refused.
+        """
+        own = self._host.member.numerics_class
+        if refusal := refusal_of_classes(self._crossing, (handoff.numerics_class,), own):
+            raise MeshError(refusal)
+        if is_crossing(handoff.numerics_class, own):
+            self._host.metrics.foreign_kv_arrived()
         self._loop.feed(c.KvArrived(handoff, report.kv_bytes, report.seconds, report.transport))
 
     def _send(self, command: Send) -> None:
@@ -199,7 +215,10 @@ class WorkerRuntime:
             record = await self._host.store.get_record(command.choice_id)
             if record is None or record.epoch != command.epoch:
                 raise MeshError("the request's record is gone from the store")
-            require_same_weights(record, self._host.id, self._host.member.model_digest)
+            member = self._host.member
+            require_same_weights(record, member.id, member.model_digest)
+            if refusal := refusal_of_classes(self._crossing, record.numerics_classes, member.numerics_class):
+                raise MeshError(refusal)
             prepared = await self._engine.prepare(record)
             with self._watch.call():
                 await self._engine.add_sequence(record, prepared)

@@ -9,6 +9,7 @@ from spotwise.core.messages.members import MemberKind, Pool
 from spotwise.engine.model.errors import ModelError
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.worker.claimed_numerics import agreed_settings
 from spotwise.worker.engine_thread import EngineThread, engine_config
 from spotwise.worker.groups.serve import serve_leader
 from spotwise.worker.machine import free_memory_bytes
@@ -31,6 +32,7 @@ async def serve_worker(settings: WorkerSettings, kind: MemberKind, home_pool: Po
     async with contextlib.AsyncExitStack() as stack:
         host = await stack.enter_async_context(ServiceHost.open(settings, kind, view))
         host.introduce(pool=pool, model=settings.served_name, cores=cores)
+        settings = await agreed_settings(settings, host)
         config = engine_config(settings)
         try:
             engine = await EngineThread.load(

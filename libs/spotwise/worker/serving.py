@@ -37,7 +37,8 @@ async def started_worker(
         MeshError: the KV listener's port is taken, or the costs of iterations could not be measured.
     """
     runtime: WorkerRuntime | None = None
-    host.introduce(model_digest=engine.engine.model_digest)
+    numerics = engine.engine.numerics
+    host.introduce(model_digest=engine.engine.model_digest, numerics=numerics)
     await warn_of_other_weights(host)
     security = settings.link_security()
     memory, payloads = transfer_memory(engine.engine.kv, is_encrypted=security.encrypts_from(settings.peer_host))
@@ -55,9 +56,11 @@ async def started_worker(
                 port=settings.transfer_port,
                 push_timeout_s=settings.push_timeout_s,
                 security=security,
+                crossing=settings.crossing,
             ),
             payloads=payloads,
             model_digest=engine.engine.model_digest,
+            numerics_class=numerics.name,
             watch=copies,
         )
 

@@ -29,7 +29,7 @@ from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.security.link_security import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
 from spotwise.worker.compute_threads import ComputeThreads
-from spotwise.worker.engine_choices import DEVICE, Dtype, Weights
+from spotwise.worker.engine_choices import DEVICE, Dtype, KernelOrder, Weights
 from spotwise.worker.topology import format_cpus, parse_cpus
 
 #: Of a worker's iterations.
@@ -64,6 +64,9 @@ class WorkerSettings(ModelServiceSettings):
     dtype: Dtype = "auto"
     weights: Weights = Field(
         "keep", description="keep: weights of a GGUF file stay quantised in memory; widen: they do not"
+    )
+    kernel_order: KernelOrder = Field(
+        "auto", description="order in which the native kernels add bfloat16 products: dot, amx or auto (the mesh's)"
     )
     device: str = Field("auto", pattern=DEVICE)
     threads: int | None = Field(None, ge=1, description="compute threads; default: the library's choice")
@@ -365,6 +368,7 @@ class WorkerSettings(ModelServiceSettings):
             cost=None if mlfq is None else cost,
             swap=SwapPolicy(self._when_full, self.spare_slots, self.burst_queues),
             confirm_every_s=CONFIRM_EVERY_S,
+            crossing=self.crossing,
         )
 
     def link_security(self) -> LinkSecurity:

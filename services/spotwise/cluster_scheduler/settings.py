@@ -21,7 +21,8 @@ class SchedulerSettings(ServiceSettings):
     max_queue_s: float = Field(
         60.0,
         gt=0,
-        description="maximum seconds that a new request waits for a free worker; no limit for one whose attempt was lost",
+        description="maximum seconds that a new request waits for a free worker, and with SPOTWISE_CROSSING=refuse any for a "
+        "worker of its numerics class; no other limit for one whose attempt was lost",
     )
     max_passes: int = Field(
         16,
@@ -111,6 +112,7 @@ class SchedulerSettings(ServiceSettings):
             interruption_s=self.interruption_s,
             token_s=self.token_s,
             max_passes=self.max_passes,
+            crossing=self.crossing,
         )
 
     @property

@@ -111,6 +111,7 @@ class PlannerSettings(ServiceSettings):
             form_s=self.form_s,
             reshape_drain_s=self.reshape_drain_s,
             replace_after_s=self.replace_after_s,
+            crossing=self.crossing,
         )
 
 

@@ -1,10 +1,9 @@
-"""The peer beside us: rounds, sides, rows, its client, and figures of an earlier run."""
+"""The yardsticks beside us: rounds, sides, rows, workloads, and figures of an earlier run."""
 
 from __future__ import annotations
 
 import itertools
 import json
-import os
 from pathlib import Path
 from typing import Any
 
@@ -12,21 +11,25 @@ import pytest
 
 from spotwise.benchmarks.comparison import (
     Reading,
-    Side,
     readings_as_json,
     readings_from_json,
     rows_of,
 )
 from spotwise.benchmarks.interference import Interference
-from spotwise.benchmarks.peer import prompt_seed, read_peer
+from spotwise.benchmarks.peer import read_peer
+from spotwise.benchmarks.peer_measure import prompt_seed, those_close
 from spotwise.benchmarks.rounds import in_order_of_round, row_of_rounds
-from spotwise.benchmarks.vllm_client import client_command, find_vllm, read_result, vllm_version
+from spotwise.benchmarks.sides import SPLIT, TUNED, YARDSTICKS, ComparedSides, Program, Side, parse_yardsticks
 from spotwise.benchmarks.workloads import WORKLOADS, ClosedLoop, PeerWorkload, choose_workloads
 from spotwise.cli.bench.report import ReportRow, Target
-from spotwise.cli.bench.servers import ServerEndpoint
-from spotwise.cli.errors import CommandError
+from spotwise.cli.errors import CommandError, OptionError
 
-W1, W2, W3, W4 = WORKLOADS
+W1, W2, W3, W4, Q4, Q4_16, *_ = WORKLOADS
+OURS, OURS_SPLIT = Side(Program.SPOTWISE, "float32"), Side(Program.SPOTWISE, "float32", SPLIT)
+VLLM, VLLM_TUNED = Side(Program.VLLM, "float32"), Side(Program.VLLM, "float32", TUNED)
+LLAMA = Side(Program.LLAMA, "float32")
+EVERY = [workload.name for workload in WORKLOADS]
+COMPARED = ComparedSides("float32", ("float32",), YARDSTICKS, split=True)
 
 
 def reading(round_number: int, side: Side, workload: PeerWorkload, *values: float) -> Reading:
@@ -37,74 +40,134 @@ def reading(round_number: int, side: Side, workload: PeerWorkload, *values: floa
 def test_a_row_has_medians_and_the_spread_of_ratios_within_rounds() -> None:
     """Ours and the peer's median over the rounds; a ratio's spread pairs what ran in the same round."""
     readings = [
-        *(reading(n, Side.OURS, W1, tpot, 50.0) for n, tpot in ((1, 10.0), (2, 12.0), (3, 20.0))),
-        *(reading(n, Side.PEER, W1, tpot, 100.0) for n, tpot in ((1, 20.0), (2, 12.0), (3, 10.0))),
+        *(reading(n, OURS, W1, tpot, 50.0) for n, tpot in ((1, 10.0), (2, 12.0), (3, 20.0))),
+        *(reading(n, VLLM, W1, tpot, 100.0) for n, tpot in ((1, 20.0), (2, 12.0), (3, 10.0))),
     ]
     tpot, ttft = rows_of([W1], readings)
-    assert (tpot.name, tpot.ours, tpot.reference, tpot.ratio, tpot.holds) == ("W1 TPOT p50, ms", 12.0, 12.0, 1.0, True)
+    assert tpot.name == "W1 TPOT p50, ms, beside vllm float32"
+    assert (tpot.ours, tpot.reference, tpot.ratio, tpot.holds) == (12.0, 12.0, 1.0, False)
     assert (tpot.ours_spread, tpot.ratio_spread) == ((10.0, 20.0), (0.5, 2.0))
     assert (ttft.ratio, ttft.holds) == (0.5, True)
 
 
-def test_the_tuned_peer_is_the_reference() -> None:
-    """Ratios and targets are those against the tuned peer; the untuned row is below, without targets."""
+def test_the_better_yardstick_is_the_reference_and_the_other_is_shown() -> None:
+    """Of each figure; with the median of its rounds; targets are those against it alone."""
     readings = [
-        reading(1, Side.OURS, W4, 30.0, 2000.0, 20.0),
-        reading(1, Side.PEER, W4, 1600.0, 1700.0, 18.0),
-        reading(1, Side.TUNED_PEER, W4, 300.0, 1800.0, 18.0),
+        reading(1, OURS, W1, 10.0, 50.0),
+        *(reading(n, VLLM, W1, tpot, 100.0) for n, tpot in ((1, 1.0), (2, 40.0), (3, 40.0))),
+        reading(1, LLAMA, W1, 20.0, 200.0),
+    ]
+    assert [(row.name, row.reference, row.holds) for row in rows_of([W1], readings)] == [
+        ("W1 TPOT p50, ms, beside llama.cpp float32", 20.0, True),
+        ("W1 TTFT p50, ms, beside vllm float32", 100.0, True),
+        ("W1 TTFT p50, ms, beside llama.cpp float32", 200.0, None),
+        ("W1 TPOT p50, ms, beside vllm float32", 40.0, None),
+    ]
+
+
+def test_the_better_of_two_throughputs_is_the_larger() -> None:
+    readings = [
+        reading(1, OURS, W2, 130.0, 1.0, 1.0),
+        reading(1, VLLM, W2, 100.0, 1.0, 1.0),
+        reading(1, LLAMA, W2, 60.0, 1.0, 1.0),
+    ]
+    throughput = rows_of([W2], readings)[0]
+    assert (throughput.reference, throughput.ratio, throughput.holds) == (100.0, 1.3, True)
+
+
+def test_figures_that_are_a_trade_off_are_those_of_one_server() -> None:
+    """The gaps of the tuned vLLM are not paired with the long prompts' times of the other."""
+    readings = [
+        reading(1, OURS, W4, 30.0, 1000.0, 20.0),
+        reading(1, VLLM, W4, 1600.0, 1700.0, 18.0),
+        reading(1, VLLM_TUNED, W4, 300.0, 1800.0, 18.0),
+        reading(1, LLAMA, W4, 8000.0, 900.0, 10.0),
     ]
     rows = rows_of([W4], readings)
-    assert [(row.reference, row.holds) for row in rows] == [
-        (300.0, True),
-        (1800.0, True),
-        (18.0, None),
-        (1600.0, None),
-        (1700.0, None),
-        (18.0, None),
-    ]
-    assert all("untuned" in row.name for row in rows[3:])
-    assert all(row.ours_spread is row.ratio_spread is None for row in rows)  # one round
+    assert [(row.reference, row.holds) for row in rows[:3]] == [(300.0, True), (1800.0, True), (18.0, None)]
+    assert all("vllm float32 tuned" in row.name for row in rows[:3])
+    assert [row.reference for row in rows[3:]] == [8000.0, 900.0, 10.0, 1600.0, 1700.0, 18.0]
+    assert all(row.holds is row.ours_spread is row.ratio_spread is None for row in rows[3:])  # one round
 
 
 def test_the_split_mesh_is_listed_below_without_targets() -> None:
     """The split mesh is one way to serve; targets apply to the recommended way."""
     readings = [
-        reading(1, Side.OURS, W3, 1500.0, 1.0, 1.0),
-        reading(1, Side.OURS_SPLIT, W3, 1100.0, 1.0, 1.0),
-        reading(1, Side.PEER, W3, 1000.0, 1.0, 1.0),
+        reading(1, OURS_SPLIT, W3, 1100.0, 1.0, 1.0),
+        reading(1, OURS, W3, 1500.0, 1.0, 1.0),
+        reading(1, VLLM, W3, 1000.0, 1.0, 1.0),
     ]
     rows = rows_of([W3], readings)
     assert [(row.ratio, row.holds) for row in (rows[0], rows[3])] == [(1.5, True), (1.1, None)]
-    assert [row.name for row in rows[3:]] == [f"{row.name} (split)" for row in rows[:3]]
+    assert [row.name.replace(" (split)", "") for row in rows[3:]] == [row.name for row in rows[:3]]
+    assert all(" (split), beside vllm" in row.name for row in rows[3:])
 
 
 def test_reused_figures_serve_more_rounds_than_they_have() -> None:
-    """A round that the peer has not run is held against its median."""
+    """A round that the yardstick has not run is held against its median."""
     readings = [
-        reading(1, Side.PEER, W3, 1000.0, 1.0, 1.0),
-        *(reading(n, Side.OURS, W3, 1000.0 * n, 1.0, 1.0) for n in (1, 2)),
+        reading(1, VLLM, W3, 1000.0, 1.0, 1.0),
+        *(reading(n, OURS, W3, 1000.0 * n, 1.0, 1.0) for n in (1, 2)),
     ]
     throughput = rows_of([W3], readings)[0]
     assert (throughput.ours, throughput.ratio_spread, throughput.holds) == (1500.0, (1.0, 2.0), True)
 
 
-def test_without_a_peer_there_are_figures_and_no_verdict() -> None:
-    throughput = rows_of([W2], [reading(1, Side.OURS, W2, 244.0, 1.0, 1.0)])[0]
-    assert (throughput.ours, throughput.reference, throughput.holds, throughput.ratio_spread) == (
-        244.0,
-        None,
-        None,
-        None,
-    )
+def test_without_a_yardstick_there_are_figures_and_no_verdict() -> None:
+    throughput = rows_of([W2], [reading(1, OURS, W2, 244.0, 1.0, 1.0)])[0]
+    assert throughput.name == "W2 output tokens/s"
+    assert (throughput.ours, throughput.reference, throughput.holds) == (244.0, None, None)
+    assert throughput.ratio_spread is None
+
+
+def test_what_failed_on_our_side_has_no_row() -> None:
+    assert rows_of([W2], [reading(1, VLLM, W2, 244.0, 1.0, 1.0)]) == []
+
+
+def test_the_sides_of_a_workload() -> None:
+    """vLLM reads no quantised files; it is tuned where that helps it, and measured in each of its dtypes."""
+    assert COMPARED.sides_of(W1) == [OURS, OURS_SPLIT, VLLM, LLAMA]
+    assert COMPARED.sides_of(W4) == [OURS, OURS_SPLIT, VLLM, VLLM_TUNED, LLAMA]
+    assert COMPARED.sides_of(Q4) == [Side(Program.SPOTWISE, "q4_1"), Side(Program.LLAMA, "q4_1")]
+    both = ComparedSides("bfloat16", ("bfloat16", "float32"), [Program.VLLM], split=False)
+    assert list(map(str, both.sides_of(W1))) == ["spotwise bfloat16", "vllm bfloat16", "vllm float32"]
+    further = next(each for each in WORKLOADS if each.further)
+    assert COMPARED.sides_of(further) == [OURS, VLLM, LLAMA]
+    assert COMPARED.sides([W1, W2, Q4, Q4_16]) == [*COMPARED.sides_of(W1), *COMPARED.sides_of(Q4)]
+
+
+@pytest.mark.parametrize("side", [OURS, OURS_SPLIT, VLLM_TUNED, LLAMA])
+def test_a_side_is_known_by_its_name(side: Side) -> None:
+    assert Side.parse(str(side)) == side
+
+
+def test_unknown_yardsticks_are_refused() -> None:
+    assert parse_yardsticks("llama.cpp, VLLM") == (Program.VLLM, Program.LLAMA)
+    for text in ("", "spotwise", "vllm,sglang"):
+        with pytest.raises(OptionError, match=r"write some of vllm,llama\.cpp"):
+            parse_yardsticks(text)
+
+
+def test_a_dtype_that_is_close_to_the_better_is_measured_too() -> None:
+    """The mesh's own always is, and first."""
+    assert those_close({"bfloat16": 100.0, "float32": 79.0}, "bfloat16") == {"bfloat16": 100.0}
+    assert list(those_close({"bfloat16": 100.0, "float32": 80.0}, "float32")) == ["float32", "bfloat16"]
+    assert list(those_close({"bfloat16": 10.0, "float32": 80.0}, "bfloat16")) == ["bfloat16", "float32"]
+    assert list(those_close({"bfloat16": 10.0, "float32": 80.0}, "float32")) == ["float32"]
 
 
 def test_readings_survive_the_file() -> None:
-    readings = [reading(2, Side.TUNED_PEER, W4, 1.5, 2.5, 3.5)]
+    readings = [reading(2, VLLM_TUNED, W4, 1.5, 2.5, 3.5)]
     assert readings_from_json(readings_as_json(readings)) == readings
 
 
 @pytest.mark.parametrize(
-    "broken", [[{"round": 1}], [{"round": 1, "side": "x", "workload": "w1", "figures": {}}], ["w1"]]
+    "broken",
+    [
+        [{"round": 1}],
+        *([{"round": 1, "side": side, "workload": "w1", "figures": {}}] for side in ("x", "vllm", "x float32")),
+        ["w1"],
+    ],
 )
 def test_what_is_no_reading_is_an_error(broken: list[object]) -> None:
     with pytest.raises((KeyError, TypeError, ValueError)):
@@ -127,100 +190,6 @@ def test_rounds_are_summed_up_by_their_medians() -> None:
     assert row_of_rounds("alone", [2.0], [4.0]) == ReportRow("alone", 2.0, 4.0)
 
 
-LOAD = ClosedLoop(streams=4, input_tokens=1024, output_tokens=16, requests=8)
-
-
-def result(**changed: Any) -> dict[str, Any]:
-    """A result file as vLLM 0.32 writes it, shortened."""
-    return {
-        "backend": "openai",
-        "num_prompts": 8,
-        "duration": 5.1,
-        "completed": 8,
-        "failed": 0,
-        "total_input_tokens": 8192,
-        "total_output_tokens": 128,
-        "request_throughput": 1.6,
-        "output_throughput": 25.0,
-        "total_token_throughput": 1631.0,
-        "errors": [""] * 8,
-        "mean_ttft_ms": 1500.0,
-        "median_ttft_ms": 1400.0,
-        "p99_ttft_ms": 2000.0,
-        "median_tpot_ms": 44.0,
-        "p99_tpot_ms": 60.0,
-        "median_itl_ms": 40.0,
-        "p99_itl_ms": 90.0,
-    } | changed
-
-
-def test_the_figures_are_the_clients_own() -> None:
-    figures = read_result(result(), LOAD)
-    assert figures["total_token_throughput"] == 1631.0
-    assert figures["median_ttft_ms"] == 1400.0
-    assert figures["median_tpot_ms"] == 44.0
-    assert figures["output_throughput"] == 25.0
-    assert all(isinstance(value, float) for value in figures.values())
-    assert "errors" not in figures
-
-
-def test_a_failed_request_is_no_result() -> None:
-    """However good the figures of the others; the last line of a traceback is its reason."""
-    errors = ["Traceback:\n  somewhere\nServiceUnavailable: full\n", *[""] * 7]
-    with pytest.raises(CommandError, match="1 of 8 requests failed: ServiceUnavailable: full"):
-        read_result(result(completed=7, failed=1, errors=errors), LOAD)
-
-
-def test_a_short_answer_is_no_result() -> None:
-    """A side that writes fewer tokens would look faster."""
-    with pytest.raises(CommandError, match="127 tokens came back where 128"):
-        read_result(result(total_output_tokens=127), LOAD)
-
-
-def test_another_releases_file_is_refused() -> None:
-    short = result()
-    del short["median_tpot_ms"]
-    with pytest.raises(CommandError, match="wrote no median_tpot_ms"):
-        read_result(short, LOAD)
-
-
-def test_the_command_line_is_the_workload() -> None:
-    """Both sides get the same one but for where it leads."""
-    command = client_command(
-        Path("/p/vllm"), ServerEndpoint("http://127.0.0.1:1", "m"), Path("/models/m"), LOAD, 7, Path("/r")
-    )
-    options = dict(itertools.pairwise(command))
-    assert command[:3] == ["/p/vllm", "bench", "serve"]
-    assert (options["--base-url"], options["--model"], options["--tokenizer"]) == (
-        "http://127.0.0.1:1",
-        "m",
-        "/models/m",
-    )
-    assert (options["--random-input-len"], options["--random-output-len"]) == ("1024", "16")
-    assert (options["--num-prompts"], options["--max-concurrency"], options["--seed"]) == ("8", "4", "7")
-    assert "--ignore-eos" in command
-    assert "--save-detailed" in command, "else its file lacks the reasons of failed requests"
-
-
-def test_an_absent_peer_is_an_error_with_the_remedy(tmp_path: Path) -> None:
-    plain = tmp_path / "vllm"
-    plain.touch()
-    for path in (tmp_path / "nowhere", plain):
-        with pytest.raises(CommandError, match=r"scripts/peer\.sh.*--vllm PATH or SPOTWISE_PEER_VLLM"):
-            find_vllm(path)
-
-
-def test_a_peer_that_is_there_is_found_with_its_version(tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "vllm"
-    program.parent.mkdir()
-    program.touch(mode=0o755)
-    assert os.access(program, os.X_OK)
-    assert find_vllm(program) == program
-    assert vllm_version(program) == "unknown"
-    (tmp_path / "lib" / "python3.11" / "site-packages" / "vllm-0.32.0+cpu.dist-info").mkdir(parents=True)
-    assert vllm_version(program) == "0.32.0+cpu"
-
-
 def test_no_round_and_no_workload_shares_its_prompts() -> None:
     """A cache of prefixes must not answer from the warm-up, the round before or another workload; sides get the same."""
     every = itertools.product((0, 1, 2), range(1, 101), WORKLOADS, (0, 1))
@@ -230,7 +199,7 @@ def test_no_round_and_no_workload_shares_its_prompts() -> None:
 
 
 def test_quick_workloads_keep_their_shape() -> None:
-    for quick, whole in zip(choose_workloads("w1,w2,w3,w4", quick=True), WORKLOADS, strict=True):
+    for quick, whole in zip(choose_workloads(",".join(EVERY), quick=True), WORKLOADS, strict=True):
         assert (quick.name, quick.figures) == (whole.name, whole.figures)
         if isinstance(whole.load, ClosedLoop) and isinstance(quick.load, ClosedLoop):
             assert whole.load.streams <= quick.load.requests <= whole.load.requests
@@ -239,20 +208,38 @@ def test_quick_workloads_keep_their_shape() -> None:
         assert quick.shape != whole.shape
 
 
-@pytest.mark.parametrize("names", ["", "w5", "w1,w9", ","])
+def test_a_quick_run_leaves_out_the_further_shapes() -> None:
+    """A named one is run all the same; without llama.cpp quantised files have no yardstick."""
+    further = ["w7", "w8", "w9", "w10"]
+    assert [each.name for each in choose_workloads(None, quick=False)] == EVERY
+    assert [each.name for each in choose_workloads(None, quick=True)] == [e for e in EVERY if e not in further]
+    assert [each.name for each in choose_workloads("w9", quick=True)] == ["w9"]
+    assert [each.name for each in choose_workloads("w6", quick=False)] == [e for e in EVERY if e.startswith("w6-")]
+    assert not any(each.weights for each in choose_workloads(None, quick=False, quantised=False))
+    with pytest.raises(OptionError, match=r"w6-q4_1, .* need llama\.cpp"):
+        choose_workloads("w1,w6", quick=False, quantised=False)
+
+
+@pytest.mark.parametrize("names", ["", "w5", "w1,w99", ","])
 def test_unknown_workloads_are_refused(names: str) -> None:
-    with pytest.raises(CommandError, match="w1,w2,w3,w4"):
+    with pytest.raises(OptionError, match="w1,w2,w3,w4,w6,w7"):
         choose_workloads(names, quick=False)
     assert choose_workloads("w4, W1", quick=False) == (W1, W4)
+
+
+def test_the_shape_names_all_that_is_the_load() -> None:
+    shapes = {each.name: each.shape for each in WORKLOADS}
+    assert len(set(shapes.values())) == len(WORKLOADS)
+    assert shapes["w6-q8_0-16"] == "16 streams, 128→64, 64 requests, q8_0"
+    assert shapes["w9"] == "8 streams, 1024 shared + 64→64, 32 requests"
 
 
 def earlier(tmp_path: Path, **changed: Any) -> Path:
     """A report of an earlier run of W1 and W4."""
     readings = [
-        Reading(1, Side.OURS, "w1", {"median_tpot_ms": 1.0}),
-        Reading(1, Side.PEER, "w1", {"median_tpot_ms": 2.0}),
-        Reading(1, Side.PEER, "w4", {"itl_p99_ms": 3.0}),
-        Reading(1, Side.TUNED_PEER, "w4", {"itl_p99_ms": 4.0}),
+        Reading(1, OURS, "w1", {"median_tpot_ms": 1.0}),
+        *(Reading(1, side, "w1", {"median_tpot_ms": 2.0}) for side in (VLLM, LLAMA)),
+        *(Reading(1, side, "w4", {"itl_p99_ms": 3.0}) for side in (VLLM, VLLM_TUNED, LLAMA)),
     ]
     document = {
         "environment": {"measured_at": "2026-01-01T00:00:00+00:00", "workloads": {"w1": W1.shape, "w4": W4.shape}},
@@ -264,30 +251,30 @@ def earlier(tmp_path: Path, **changed: Any) -> Path:
     return path
 
 
-def test_only_the_peers_figures_are_taken_over(tmp_path: Path) -> None:
-    readings, source = read_peer(earlier(tmp_path), [W1])
-    assert [(reading.side, reading.workload) for reading in readings] == [(Side.PEER, "w1")]
+def test_only_the_yardsticks_figures_are_taken_over(tmp_path: Path) -> None:
+    readings, source = read_peer(earlier(tmp_path), [W1], COMPARED)
+    assert [(reading.side, reading.workload) for reading in readings] == [(VLLM, "w1"), (LLAMA, "w1")]
     assert source == "earlier.json, measured at 2026-01-01T00:00:00+00:00"
-    assert len(read_peer(earlier(tmp_path), [W1, W4])[0]) == 3
+    assert len(read_peer(earlier(tmp_path), [W1, W4], COMPARED)[0]) == 5
 
 
 def test_figures_of_another_load_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(CommandError, match="no figures of the peer for w1"):
-        read_peer(earlier(tmp_path), choose_workloads("w1", quick=True))
-    with pytest.raises(CommandError, match="no figures of the peer for w2"):
-        read_peer(earlier(tmp_path), choose_workloads("w1,w2", quick=False))
-    untuned = readings_as_json([Reading(1, Side.PEER, "w4", {"itl_p99_ms": 3.0})])
-    with pytest.raises(CommandError, match="no figures of the peer for w4"):
-        read_peer(earlier(tmp_path, rounds=untuned), [W4])
+    with pytest.raises(CommandError, match="no figures of a yardstick for w1"):
+        read_peer(earlier(tmp_path), choose_workloads("w1", quick=True), COMPARED)
+    with pytest.raises(CommandError, match=r"no figures of llama\.cpp float32, vllm float32 for w2"):
+        read_peer(earlier(tmp_path), choose_workloads("w1,w2", quick=False), COMPARED)
+    untuned = readings_as_json([Reading(1, side, "w4", {"itl_p99_ms": 3.0}) for side in (VLLM, LLAMA)])
+    with pytest.raises(CommandError, match="no figures of vllm float32 tuned for w4"):
+        read_peer(earlier(tmp_path, rounds=untuned), [W4], COMPARED)
 
 
 def test_what_is_no_report_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CommandError, match="no result of `spotwise bench peer"):
-        read_peer(earlier(tmp_path, rounds=None), [W1])
+        read_peer(earlier(tmp_path, rounds=None), [W1], COMPARED)
     path = tmp_path / "other.json"
     for text in ("no json", "[]", "{}"):
         path.write_text(text)
         with pytest.raises(CommandError, match="no result of `spotwise bench peer"):
-            read_peer(path, [W1])
+            read_peer(path, [W1], COMPARED)
     with pytest.raises(CommandError, match="No such file"):
-        read_peer(tmp_path / "nowhere.json", [W1])
+        read_peer(tmp_path / "nowhere.json", [W1], COMPARED)

@@ -197,6 +197,7 @@ def test_an_absent_peer_is_left_out_unless_it_was_named(tmp_path: Path, monkeypa
     program = tmp_path / ".cache" / "spotwise-peer" / "bin" / "vllm"
     program.parent.mkdir(parents=True)
     program.touch(mode=0o755)
+    program.with_name("python").touch(mode=0o755)
     assert _peer_program(None, console) == program
 
 
@@ -225,7 +226,8 @@ def test_rounds_take_turns_and_the_peer_serves_as_the_mesh_does(
         return [Newcomer(*kind, 0.5) for kind in (*kinds, (Situation.ALONE, shape.long_tokens))]
 
     program = tmp_path / "vllm"
-    program.touch(mode=0o755)
+    for name in ("vllm", "python"):
+        (tmp_path / name).touch(mode=0o755)
     monkeypatch.setattr(newcomers, "running_mesh", mesh)
     monkeypatch.setattr(newcomers, "running_vllm", peer)
     monkeypatch.setattr(newcomers, "measure_newcomers", measure)

@@ -30,6 +30,7 @@ from spotwise.core.messages.members import (
     QuarantinedPair,
     WorkerLoad,
 )
+from spotwise.core.messages.numerics import Numerics
 from spotwise.mesh.grpc.control import EngineDescription
 from tests.unit.cli.builders import run_state
 
@@ -78,6 +79,15 @@ def test_where_workers_compute_is_shown() -> None:
         "unset: as many threads as the library chooses on cores 3 of node 1",
     ]
     assert as_dict(members[0])["cores"] == {"nodes": (0,), "cpus": "0-1", "threads": 2, "is_pinned": False}
+
+
+def test_each_numerics_class_has_a_line_with_its_workers() -> None:
+    """Also a mesh's only one; what computes nothing has none."""
+    dot, fma = Numerics("bfloat16", "dot", "k"), Numerics("float32", "fma", "k")
+    members = [status_of(name, numerics=each) for name, each in (("b", fma), ("c", dot), ("a", dot))]
+    plain = [status_of("s"), status_of("d", MemberKind.DEVICE, numerics=dot)]
+    lines = [line for line in _legend([*members, *plain]) if line.startswith("numerics class")]
+    assert lines == [f"numerics class {dot.name}: a, c", f"numerics class {fma.name}: b"]
 
 
 def test_why_a_group_computes_nothing_is_shown() -> None:

@@ -6,8 +6,13 @@ from collections.abc import Iterable
 from typing import Any, TypeVar
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Numerics
 
 T = TypeVar("T")
+
+#: Two classes with the same KV, and one with another.
+DOT, AMX = Numerics("bfloat16", "dot", "k"), Numerics("bfloat16", "amx", "k")
+FMA = Numerics("float32", "fma", "k")
 
 
 def worker_member(
@@ -24,6 +29,7 @@ def worker_member(
     owed: int = 0,
     seen: tuple[tuple[str, int], ...] = (),
     model_digest: str | None = None,
+    numerics: Numerics | None = None,
     **load_fields: Any,
 ) -> m.Member:
     """A worker's heartbeat; its blocks hold 16 tokens each. `load_fields` are further ones of its load. Pending
@@ -43,9 +49,8 @@ def worker_member(
     )
     kind = m.MemberKind.PROMPT_WORKER if pool is m.Pool.PROMPT else m.MemberKind.TOKEN_WORKER
     address = f"{worker_id}:2"
-    return m.Member(
-        worker_id, kind, incarnation, state, "host", 1, "host:1", pool, address, "model", load, model_digest
-    )
+    named = worker_id, kind, incarnation, state, "host", 1, "host:1", pool, address, "model"
+    return m.Member(*named, load, model_digest, numerics=numerics)
 
 
 def plain_member(

@@ -18,6 +18,7 @@ Spoken = (
     | g.Deliver
     | g.Accept
     | g.Fail
+    | g.CountCrossing
     | g.PublishLoad
     | m.Send
 )
@@ -67,13 +68,14 @@ class GatewayBench:
         finish: FinishReason | None = None,
         worker: str = "t",
         after_s: float = 0.0,
+        numerics_class: str = "",
     ) -> list[g.GatewayCommand]:
         """A batch of (index, token id) pairs of one stream; `finish` goes with the last."""
         built = [
             m.TokenDelta(stream, index, token, finish if number == len(deltas) - 1 else None)
             for number, (index, token) in enumerate(deltas)
         ]
-        return self.feed(m.TokenBatch(worker, tuple(built)), after_s)
+        return self.feed(m.TokenBatch(worker, tuple(built), numerics_class=numerics_class), after_s)
 
     def error(
         self, *, stream: int = 1, retryable: bool = True, index: int = 0, after_s: float = 0.0

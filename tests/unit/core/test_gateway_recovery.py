@@ -18,7 +18,7 @@ LIMITS = RecoveryLimits(recovery_s=10.0, retry_pause_s=0.5, stall_s=60.0, member
 PROMPT, TOKEN = worker_member("p", m.Pool.PROMPT), worker_member("t")
 SCHEDULER = plain_member("s", m.MemberKind.CLUSTER_SCHEDULER)
 
-FINAL = (m.RejectCode.DEADLINE_EXCEEDED,)
+FINAL = (m.RejectCode.DEADLINE_EXCEEDED, m.RejectCode.NO_CLASS)
 
 
 def bench_with_members(*, workers: tuple[str, str] | None = ("p", "t")) -> GatewayBench:

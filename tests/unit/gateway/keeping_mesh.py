@@ -47,7 +47,7 @@ class KeepingMesh(FakeMesh):
     resumed: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.saver = TokenSaver(self.store, lambda _: None, self.step_down)
+        self.saver = TokenSaver(self.store, lambda _: (None, ()), self.step_down)
         self._taken: dict[str, asyncio.Event] = {}
 
     async def generate(self, choice_id: str, spec: SequenceSpec) -> AsyncGenerator[GeneratedTokens, None]:

@@ -358,8 +358,9 @@ def test_an_attempt_without_a_bound_may_fill_the_largest_worker(
 ) -> None:
     """As far as there is one now: the next attempt may have more or less."""
     orders: Any = AttemptOrders.__new__(AttemptOrders)
-    orders._most_kv_tokens = lambda: most_kv_tokens
-    stop = cast(AttemptOrders, orders)._stop(replace(OPEN, unbounded=unbounded), committed)
+    orders._most_kv_tokens = lambda numerics_class: most_kv_tokens if numerics_class == "b" else 0
+    command = g.SubmitAttempt("r", 1, 1, (50,) * committed, numerics_classes=("a", "b"))
+    stop = cast(AttemptOrders, orders)._stop(replace(OPEN, unbounded=unbounded), command)
     assert stop == replace(OPEN.stop, max_new_tokens=max_new_tokens)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,6 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member, MemberKind, MemberState, Pool, WorkerLoad
+from spotwise.core.messages.numerics import CrossingKind, Numerics
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.gateway.generate.generation import SequenceSpec
@@ -48,6 +50,26 @@ def test_preemptions_are_counted_from_one_heartbeat_to_the_next(metrics: Gateway
     for incarnation, preemptions in ((1, 7), (1, 9), (1, 9), (2, 0), (2, 1)):
         metrics.observe_workers([worker("w", incarnation, WorkerLoad(preemptions=preemptions))])
     assert metric(metrics.registry, "vllm:num_preemptions_total") == 3
+
+
+def test_classes_are_shown_while_they_have_workers(metrics: GatewayMetrics) -> None:
+    """Workers that compute nothing have none; each way to cross has a series from the start."""
+    dot, fma = Numerics("bfloat16", "dot"), Numerics("float32", "fma")
+
+    def shown() -> dict[str, float]:
+        (family,) = (each for each in metrics.registry.collect() if each.name == "spotwise_class_workers")
+        return {sample.labels["numerics_class"]: sample.value for sample in family.samples}
+
+    plain = worker("w", 1, None)
+    metrics.observe_classes([plain, *(replace(plain, numerics=each) for each in (dot, dot, fma))])
+    assert shown() == {dot.name: 2.0, fma.name: 1.0}
+    metrics.observe_classes([replace(plain, numerics=fma)])
+    assert shown() == {fma.name: 1.0}
+    metrics.count_crossing(CrossingKind.MOVE)
+    counted = {
+        each: metric(metrics.registry, "spotwise_class_crossings_total", kind=each.value) for each in CrossingKind
+    }
+    assert counted == {CrossingKind.RECOVERY: 0.0, CrossingKind.HAND_OFF: 0.0, CrossingKind.MOVE: 1.0}
 
 
 def test_kv_on_the_hosts_is_shown_and_moves_are_counted(metrics: GatewayMetrics) -> None:

@@ -320,8 +320,8 @@ async def test_a_request_is_cancelled_at_its_former_owner(text: ChatText, model_
 
 async def test_the_last_tokens_keep_the_digest_of_their_weights() -> None:
     """Also where the request has ended here before they are saved."""
-    store, digests = LossyStore(), {"r": "sha-A"}
-    saver = TokenSaver(store, digests.get, lambda _: None)
+    store, origins = LossyStore(), {"r": ("sha-A", ("float32/fma/1",))}
+    saver = TokenSaver(store, lambda choice_id: origins.get(choice_id, (None, ())), lambda _: None)
     saver.watch("r", "g/1")
     chunks: list[bytes] = []
 
@@ -332,8 +332,9 @@ async def test_the_last_tokens_keep_the_digest_of_their_weights() -> None:
     store.save_tokens = save  # type: ignore[method-assign]
     saver.add("r", (TokenDelta(1, 0, 7),))
     await saver.save("r")
-    digests.clear()
+    origins.clear()
     saver.add("r", (TokenDelta(1, 1, 8),))
     await saver.save("r")
     (earlier,) = read_chunks(chunks, 1)
     assert (len(earlier.deltas), earlier.model_digest) == (2, "sha-A")
+    assert earlier.numerics_classes == ("float32/fma/1",)

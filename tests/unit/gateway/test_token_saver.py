@@ -37,7 +37,7 @@ class CountingStore(MemoryStore):
 
 
 def saver_of(store: CountingStore) -> TokenSaver:
-    saver = TokenSaver(store, lambda _: None, lambda _: None)
+    saver = TokenSaver(store, lambda _: (None, ()), lambda _: None)
     for choice_id in CHOICES:
         saver.watch(choice_id, "g/1")
     return saver
@@ -74,13 +74,13 @@ async def test_a_save_has_the_tokens_that_came_before_it() -> None:
 def test_a_chunk_without_the_weights_digest_keeps_the_one_before() -> None:
     """The last chunk of an answer may have none; a digest of one choice is not another's."""
     chunks = [
-        b" digest " + encode(TokenBatch("", token(0))),
-        b"1  " + encode(TokenBatch("", token(0))),
-        b"  " + encode(TokenBatch("", token(1))),
+        b" digest A,B " + encode(TokenBatch("", token(0))),
+        b"1   " + encode(TokenBatch("", token(0))),
+        b"   " + encode(TokenBatch("", token(1))),
     ]
     first, second = read_chunks(chunks, 2)
-    assert (first.model_digest, len(first.deltas)) == ("digest", 2)
-    assert (second.model_digest, len(second.deltas)) == (None, 1)
+    assert (first.model_digest, first.numerics_classes, len(first.deltas)) == ("digest", ("A", "B"), 2)
+    assert (second.model_digest, second.numerics_classes, len(second.deltas)) == (None, (), 1)
 
 
 async def test_what_the_store_does_not_take_is_kept() -> None:
@@ -120,7 +120,7 @@ class ForgetfulStore(CountingStore):
 async def test_tokens_that_came_one_by_one_are_remembered_in_few_chunks(choice_id: str, left: int) -> None:
     """Each takes room of its own; what the store loses of them is saved again, whole, with the digest of their weights."""
     store = ForgetfulStore()
-    saver = TokenSaver(store, lambda _: "digest", lambda _: None)
+    saver = TokenSaver(store, lambda _: ("digest", ("A", "B")), lambda _: None)
     saver.watch(choice_id, "g/1")
     for index in range(600):
         saver.add(choice_id, token(index))
@@ -132,13 +132,13 @@ async def test_tokens_that_came_one_by_one_are_remembered_in_few_chunks(choice_i
     assert saved_before == 600 and len(store.chunks) < left + 50
     earlier = read_chunks((each.chunk for each in store.chunks), 3)[int(choice_id.partition("#")[2] or 0)]
     assert [delta.token_index for delta in earlier.deltas] == [*range(600)]
-    assert earlier.model_digest == "digest"
+    assert (earlier.model_digest, earlier.numerics_classes) == ("digest", ("A", "B"))
 
 
 async def test_large_chunks_stay_as_they_are() -> None:
     """None becomes too large for a message."""
     store = ForgetfulStore()
-    saver = TokenSaver(store, lambda _: "digest", lambda _: None)
+    saver = TokenSaver(store, lambda _: ("digest", ("A", "B")), lambda _: None)
     saver.watch("r", "g/1")
     for number in range(60):
         saver.add("r", tuple(delta for index in range(900) for delta in token(900 * number + index)))

@@ -22,6 +22,7 @@ U32 = st.integers(0, 2**32 - 1)
 U64 = st.integers(0, 2**64 - 1)
 IDS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=32)
 DIGESTS = st.none() | st.text("0123456789abcdef", min_size=1, max_size=link_hello.MAX_MODEL_DIGEST_BYTES)
+CLASSES = st.just("") | st.text("abc/0123", min_size=1, max_size=framing.MAX_NUMERICS_CLASS_BYTES)
 
 FRAMES = st.builds(
     KvFrame,
@@ -116,6 +117,7 @@ HELLOS = st.builds(
     incarnation=U64,
     layout=U64,
     model_digest=DIGESTS,
+    numerics_class=CLASSES,
 )
 
 
@@ -166,12 +168,20 @@ def test_layouts_are_distinguished_by_their_words() -> None:
     U32,
     st.none() | st.builds(QueueLevel, st.integers(1, 2**64 - 1), st.floats(0.0, 1.0)),
     st.lists(U32, max_size=9),
+    CLASSES,
+    st.booleans(),
 )
 def test_a_hand_off_travels_in_header_and_payload(
-    num_tokens: int, first_token_id: int, level: QueueLevel | None, later: list[int]
+    num_tokens: int,
+    first_token_id: int,
+    level: QueueLevel | None,
+    later: list[int],
+    numerics_class: str,
+    has_foreign_kv: bool,
 ) -> None:
     """Request and epoch come from the COMMIT's header, the rest from its payload; a level is there or is not."""
-    handoff = KvHandoff("chatcmpl-1#0", 2, num_tokens, first_token_id, level, tuple(later))
+    tokens = num_tokens, first_token_id, level, tuple(later)
+    handoff = KvHandoff("chatcmpl-1#0", 2, *tokens, numerics_class, has_foreign_kv)
     payload = kv_frames.encode_handoff(handoff)
     assert kv_frames.decode_handoff(FRAME, payload) == handoff
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from spotwise.mesh.ports.keys import KeyStore
-from spotwise.mesh.ports.ports import HandoffHandler, KvMemory, KvTransport, MeshStore, MessageBus
+from spotwise.mesh.ports.ports import MeshStore, MessageBus
 from tests.contracts.bus import BusContract, Connect, ignore
 from tests.contracts.key_store import KeyStoreContract
 from tests.contracts.kv_transport import KvTransportContract, MakeTransport
@@ -59,12 +60,7 @@ class TestMemoryKvTransport(KvTransportContract):
     def make(self) -> MakeTransport:
         network = MemoryKvNetwork()
 
-        def make(
-            memory: KvMemory, worker_id: str, incarnation: int, on_handoff: HandoffHandler, model_digest: str | None
-        ) -> KvTransport:
-            return MemoryKvTransport(network, memory, worker_id, incarnation, on_handoff, model_digest)
-
-        return make
+        return partial(MemoryKvTransport, network)
 
 
 class TestMemoryStore(StoreContract, RequestStoreContract, ResponseStoreContract, RoomContract):

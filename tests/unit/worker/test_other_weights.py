@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from typing import cast
 
 import pytest
+from prometheus_client import generate_latest
 from structlog.testing import capture_logs
 
+from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import Member, MemberKind, MemberState
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.requests.sampling import SamplingParams
 from spotwise.mesh.service.host import ServiceHost
 from spotwise.worker.runtime import warn_of_other_weights
 from tests.fakes.memory import FakeClock, MemoryStore
+from tests.unit.core.builders import AMX, DOT
 from tests.unit.worker.summing_engine import expected_tokens
 from tests.unit.worker.twin_mesh import TwinMesh, TwinWorker
 
@@ -36,6 +41,56 @@ async def test_a_request_that_was_begun_with_other_weights_is_given_back(
         assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
         assert "begun with the weights A, and w has B" in end.error
     await worker.idle()
+
+
+@pytest.mark.parametrize(
+    ("classes", "crossing", "is_served"),
+    [
+        ((AMX.name, DOT.name), Crossing.REFUSE, True),
+        ((DOT.name, AMX.name), Crossing.REFUSE, False),
+        ((AMX.name,), Crossing.COUNT, True),
+        ((), Crossing.REFUSE, True),
+    ],
+)
+async def test_a_request_of_another_class_is_given_back_where_crossings_are_refused(
+    classes: tuple[str, ...], crossing: Crossing, is_served: bool
+) -> None:
+    """Whatever a scheduler has ordered; the class of its latest token counts."""
+    mesh = TwinMesh()
+    mesh.policy, mesh.numerics = replace(mesh.policy, crossing=crossing), DOT
+    await mesh.start()
+    async with mesh.worker("w") as worker:
+        await mesh.assign("w", "w", "r", PROMPT, 5, attempt_id=1, numerics_classes=classes)
+        end = await mesh.end_of(1)
+        if is_served:
+            assert end.finish_reason is FinishReason.LENGTH
+        else:
+            assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
+            assert f"of the numerics class {AMX.name}" in end.error
+        await worker.idle()
+
+
+@pytest.mark.parametrize("crossing", Crossing)
+async def test_foreign_kv_is_counted_or_refused(crossing: Crossing) -> None:
+    """The last check, whatever a link let through; the metric counts what is taken."""
+    mesh = TwinMesh()
+    mesh.numerics = AMX
+    await mesh.start()
+    async with mesh.worker("w") as sender:
+        mesh.policy, mesh.numerics = replace(mesh.policy, crossing=crossing), DOT
+        async with mesh.worker("o") as receiver:
+            await mesh.assign("w", "o", "r", PROMPT, 5, attempt_id=1)
+            end = await mesh.end_of(1)
+            counted = generate_latest(receiver.host.metrics.registry).decode()
+            if crossing is Crossing.COUNT:
+                assert end.finish_reason is FinishReason.LENGTH
+                assert "spotwise_foreign_kv_total 1.0" in counted
+            else:
+                assert (end.finish_reason, end.retryable) == (FinishReason.ERROR, True)
+                assert "spotwise_foreign_kv_total 0.0" in counted
+                await mesh.order("o", m.CancelRequest("r", 1))
+            await sender.idle()
+            await receiver.idle()
 
 
 @pytest.mark.parametrize(("served", "warned"), [("A", True), ("B", False), (None, False)])

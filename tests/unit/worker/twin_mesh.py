@@ -5,9 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.requests.record import KvTarget, RequestRecord
 from spotwise.core.requests.request import StopCriteria
 from spotwise.core.requests.sampling import SamplingParams
@@ -37,13 +39,14 @@ class TwinMesh:
     """A broker, a store and a transfer network; a gateway and a scheduler that only listen; and the workers.
 
     Attributes:
-        policy, heartbeat_s, host_blocks: of workers that start.
+        policy, heartbeat_s, host_blocks, numerics: of workers that start.
     """
 
     def __init__(self, max_payload_bytes: int = 1 << 20) -> None:
         self.policy = WorkerPolicy()
         self.heartbeat_s = 0.01
         self.host_blocks = 0
+        self.numerics: Numerics | None = None
         self.clock = FakeClock()
         self.broker = MemoryBroker(max_payload_bytes)
         self.store = MemoryStore(self.clock)
@@ -154,6 +157,7 @@ class TwinWorker:
         settings = ServiceSettings(service_id=self.id, heartbeat_s=mesh.heartbeat_s)
         kind = m.MemberKind.TOKEN_WORKER
         member = m.Member(self.id, kind, 7, m.MemberState.STARTING, "host", 1, "host:1", m.Pool.MIXED)
+        member = replace(member, numerics=mesh.numerics)
         control = ControlServer(LOOPBACK, 0)
         bus = MemoryBus(mesh.broker)
         stack.push_async_callback(control.close)

@@ -80,11 +80,11 @@ async def stream_completion(
     produced = 0
     async with client.events("/v1/completions", body) as events:
         async for event in events:
-            if event["choices"]:
+            if event.get("choices"):
                 arrivals_s.append(time.perf_counter())
                 arrived()
-            elif event["usage"]:
-                produced = event["usage"]["completion_tokens"]
+            if usage := event.get("usage"):  # llama.cpp's comes with the last choice
+                produced = usage["completion_tokens"]
     if not arrivals_s or produced != output_tokens:
         raise CommandError(f"a stream brought {produced} tokens where {output_tokens} were requested")
     return Answer(sent_s, tuple(arrivals_s), produced)

@@ -17,21 +17,29 @@ from spotwise.cli.client.gateway_access import client_options
 from spotwise.cli.errors import CommandError
 
 _TIMEOUT_S = 600.0
+#: Of an answer, in a message.
+_SHOWN_CHARACTERS = 200
 
 
 def decode_event(line: str) -> dict[str, Any] | None:
     """Decode one line of a stream; `None` for a blank line, a comment, an id and `[DONE]`.
 
     Raises:
-        CommandError: the event is an error, with which the server ended the stream.
-        orjson.JSONDecodeError: the data is no JSON.
+        CommandError: the event is an error, with which the server ended the stream, or its data is no JSON object.
     """
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return None
-    event: dict[str, Any] = orjson.loads(data)
-    if "error" in event:
-        raise CommandError(f"a stream failed: {event['error'].get('message', event['error'])}")
+    try:
+        event = orjson.loads(data)
+    except orjson.JSONDecodeError as error:
+        raise CommandError(f"a stream cannot be read ({error}): {data[:_SHOWN_CHARACTERS]!r}") from error
+    if not isinstance(event, dict):
+        raise CommandError(f"a stream cannot be read (an event is no object): {data[:_SHOWN_CHARACTERS]!r}")
+    if failure := event.get("error"):
+        raise CommandError(
+            f"a stream failed: {failure.get('message', failure) if isinstance(failure, dict) else failure}"
+        )
     return event
 
 
@@ -72,7 +80,7 @@ def _message(content: bytes) -> str:
     try:
         return str(orjson.loads(content)["error"]["message"])
     except (orjson.JSONDecodeError, KeyError, TypeError):
-        return content.decode(errors="replace")[:200]
+        return content.decode(errors="replace")[:_SHOWN_CHARACTERS]
 
 
 def listed_models(answer: dict[str, Any]) -> list[str]:

@@ -65,6 +65,8 @@ def simulated_env(options: MeshOptions, common: Mapping[str, str]) -> dict[str, 
         "SPOTWISE_SIMULATED_KV": options.simulated_kv.value,
         **policy_env(options),
     }
+    if options.dtype != "auto":
+        env["SPOTWISE_DTYPE"] = options.dtype
     if options.kv_cache_bytes is not None:
         env["SPOTWISE_KV_CACHE_BYTES"] = str(options.kv_cache_bytes)
     return env

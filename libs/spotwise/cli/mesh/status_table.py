@@ -161,8 +161,8 @@ def _legend(members: list[MemberStatus]) -> list[str]:
     for status_ in sorted(members, key=lambda s: s.member.id):
         if status_.engine is not None and status_.member.kind in WORKERS:
             alike.setdefault(status_.engine.engine, []).append(status_.member.id)
-    lines = [f"{', '.join(ids)}: {engine}" for engine, ids in alike.items()]
-    lines += _places(members)
+    engines = (f"{', '.join(ids)}: {engine}" for engine, ids in alike.items())
+    lines = [*_classes(members), *engines, *_places(members)]
     if any(status_.pool_now is not status_.member_now.pool for status_ in members):
         lines.insert(0, "pool: home pool (current pool), where a worker holds off-pool work")
     troubles = [f"{s.member.id}: {trouble}" for s in members if (trouble := s.member_now.trouble)]
@@ -191,6 +191,15 @@ def _place(cores: ProcessCores) -> str:
         threads = f"{cores.threads} thread{'s' if cores.threads != 1 else ''}"
     pinned = ", each on a core of its own," if cores.is_pinned else ""
     return f"{threads}{pinned} on cores {cores.cpus} of node{several} {format_cpus(cores.nodes)}"
+
+
+def _classes(members: list[MemberStatus]) -> list[str]:
+    """Name the workers of each numerics class."""
+    workers: dict[str, list[str]] = {}
+    for status_ in sorted(members, key=lambda each: each.member.id):
+        if status_.member.kind in WORKERS and (name := status_.member_now.numerics_class):
+            workers.setdefault(name, []).append(status_.member.id)
+    return [f"numerics class {name}: {', '.join(workers[name])}" for name in sorted(workers)]
 
 
 def _links_of_groups(members: list[MemberStatus]) -> list[str]:
@@ -292,8 +301,9 @@ def _share(used: int, total: int) -> str:
 def as_dict(status_: MemberStatus) -> dict[str, object]:
     """Return a member as `--json` prints it."""
     engine = status_.engine
-    now = {"serving": status_.serving, "pool_now": status_.pool_now}
-    fields: dict[str, Any] = {**now, **dataclasses.asdict(status_.member_now)}
+    member = status_.member_now
+    now = {"serving": status_.serving, "pool_now": status_.pool_now, "numerics_class": member.numerics_class}
+    fields: dict[str, Any] = {**now, **dataclasses.asdict(member)}
     if engine is not None:
         fields["engine"] = {
             "description": engine.engine,

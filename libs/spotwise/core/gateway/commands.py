@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import CrossingKind
 from spotwise.core.requests.request import FinishReason
 
 
@@ -23,7 +24,8 @@ class RequestReceived:
 @dataclass(frozen=True, slots=True)
 class RequestResumed:
     """This gateway takes over a choice: `token_ids` came of another one's attempts, of which `epoch` is the last (0: none).
-    `model_digest` is of the weights that drew them; `deadline_unix_s` as in `RequestReceived`.
+    `model_digest` is of the weights that drew them, and `numerics_classes` those that they were computed in; the deadline is as
+    in `RequestReceived`.
     """
 
     choice_id: str
@@ -31,6 +33,7 @@ class RequestResumed:
     epoch: int
     token_ids: tuple[int, ...]
     model_digest: str | None = None
+    numerics_classes: tuple[str, ...] = ()
     deadline_unix_s: float | None = None
 
 
@@ -100,8 +103,8 @@ GatewayEvent = (
 
 @dataclass(frozen=True, slots=True)
 class SubmitAttempt:
-    """Write the record with these output tokens, then submit it; `model_digest` is of the weights that drew them, `recovering`
-    as in `SubmitRequest`.
+    """Write the record with these output tokens, then submit it; `model_digest` is of the weights that drew them, and
+    `numerics_classes` those that they were computed in; `recovering` as in `SubmitRequest`.
     """
 
     choice_id: str
@@ -109,6 +112,7 @@ class SubmitAttempt:
     attempt_id: int
     output_token_ids: tuple[int, ...]
     model_digest: str | None = None
+    numerics_classes: tuple[str, ...] = ()
     avoid: tuple[m.Suspects, ...] = ()
     recovering: bool = False
 
@@ -169,6 +173,14 @@ class Fail:
 
 
 @dataclass(frozen=True, slots=True)
+class CountCrossing:
+    """Count that a request has gone on in another numerics class."""
+
+    choice_id: str
+    kind: CrossingKind
+
+
+@dataclass(frozen=True, slots=True)
 class PublishLoad:
     """Let planners know of the load."""
 
@@ -197,6 +209,7 @@ GatewayCommand = (
     | Deliver
     | Accept
     | Fail
+    | CountCrossing
     | PublishLoad
     | m.Send
     | m.RecordLedger

@@ -12,9 +12,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
+from typing import NamedTuple
 
 from spotwise.core.gateway.recovery import AttemptHistory
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import CrossingKind, is_crossing, with_class
 from spotwise.core.requests.request import FinishReason, RequestEvent, RequestState, advance
 from spotwise.core.requests.sampling import TokenLogprobs
 from spotwise.core.transitions import follow
@@ -64,6 +66,23 @@ ATTEMPTS: Mapping[AttemptState, Mapping[AttemptEvent, AttemptState]] = MappingPr
 ATTEMPT_OVER = frozenset({_S.LOST, _S.REJECTED, _S.PARKED})
 
 
+class ReceivedToken(NamedTuple):
+    """A token as it came: from which worker, and in which numerics class that computes."""
+
+    worker_id: str
+    numerics_class: str
+    delta: m.TokenDelta
+
+
+class Crossed(NamedTuple):
+    """A crossing: the classes of the tokens before it and of those after it, and the number of those before it."""
+
+    kind: CrossingKind
+    before: str
+    after: str
+    tokens: int
+
+
 @dataclass(slots=True)
 class OpenRequest:
     """The gateway's state of a request; `epoch` and `attempt_id` are those of the newest attempt.
@@ -77,11 +96,13 @@ class OpenRequest:
         senders: workers whose tokens count; `assigned`: the scheduler has named them.
         first_index: index of the attempt's first token.
         model_digest: digest of the weights that `token_ids` (committed: delivered to the client) were computed with.
+        numerics_classes: classes that `token_ids` were computed in, each once, the latest last.
         early: tokens that arrived before the next one.
         prompt_logprobs: logprobs of the prompt's first tokens, which came ahead of the attempt's first one.
         hop: number of the attempt's latest move; 0 before one.
         unclaimed: tokens, with their senders, of workers that are none of its senders: it may have moved there.
-        source_tokens: tokens, by index, that the attempt had when it moved: the source's message may be lost.
+        source_tokens: tokens, by index, that the attempt had when it moved: the source's message may be lost. `source_class`:
+            the numerics class of these.
         gap_since_s: since when a token is missing that a later one has overtaken.
         doubted_s: workers that lost tokens since their last token here, and when.
         submitted_s, progress_s: when the attempt began, and when the last token arrived.
@@ -107,11 +128,13 @@ class OpenRequest:
     first_index: int = 0
     model_digest: str | None = None
     token_ids: list[int] = field(default_factory=list)
-    early: dict[int, m.TokenDelta] = field(default_factory=dict)
+    numerics_classes: tuple[str, ...] = ()
+    early: dict[int, ReceivedToken] = field(default_factory=dict)
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
     hop: int = 0
-    unclaimed: list[tuple[str, m.TokenDelta]] = field(default_factory=list)
+    unclaimed: list[ReceivedToken] = field(default_factory=list)
     source_tokens: dict[int, int] = field(default_factory=dict)
+    source_class: str = ""
     gap_since_s: float | None = None
     doubted_s: dict[str, float] = field(default_factory=dict)
     first_token_s: float | None = None
@@ -199,7 +222,7 @@ class OpenRequest:
         is_schedulers = _is_schedulers(batch, delta)
         if batch.worker_id not in self.senders and not is_schedulers:
             if self.assigned or self.hop:
-                self.unclaimed.append((batch.worker_id, delta))
+                self.unclaimed.append(ReceivedToken(batch.worker_id, batch.numerics_class, delta))
                 return False
             self.note(AttemptEvent.PLACED)
             others, sender = self.workers, (batch.worker_id,)
@@ -216,7 +239,7 @@ class OpenRequest:
         if self.assigned and self.workers[-1:] != (worker_id,):
             self.workers = self.workers[-1:]
 
-    def move(self, report: m.RequestMoved) -> list[tuple[str, m.TokenDelta]]:
+    def move(self, report: m.RequestMoved) -> list[ReceivedToken]:
         """Take the worker of a move for the attempt's, unless a later move is known; return its tokens that have waited."""
         if report.hop <= self.hop:
             return []
@@ -225,8 +248,9 @@ class OpenRequest:
         before, self.workers = self.workers, (report.worker_id,)
         self.senders = tuple(dict.fromkeys((report.worker_id, report.source_id, *before)))
         self.source_tokens = dict(enumerate(report.token_ids, report.first_index))
-        claimed = [each for each in self.unclaimed if each[0] in self.senders]
-        self.unclaimed = [each for each in self.unclaimed if each[0] not in self.senders]
+        self.source_class = report.source_class
+        claimed = [each for each in self.unclaimed if each.worker_id in self.senders]
+        self.unclaimed = [each for each in self.unclaimed if each.worker_id not in self.senders]
         return claimed
 
     def closing(self, *, finished: bool) -> m.CloseRequest:
@@ -242,12 +266,13 @@ class OpenRequest:
         is_former = bool(self.hop) and batch.worker_id not in self.workers and not _is_schedulers(batch, delta)
         return is_former and delta.token_index not in self.source_tokens
 
-    def missed_before(self, delta: m.TokenDelta) -> list[m.TokenDelta]:
+    def missed_before(self, delta: m.TokenDelta) -> list[ReceivedToken]:
         """Return the tokens that lack before this one, where they are those of a move's source; empty where some are not."""
         lacking = range(len(self.token_ids), delta.token_index)
         if not all(index in self.source_tokens for index in lacking):
             return []
-        return [m.TokenDelta(self.attempt_id, index, self.source_tokens[index]) for index in lacking]
+        deltas = (m.TokenDelta(self.attempt_id, index, self.source_tokens[index]) for index in lacking)
+        return [ReceivedToken("", self.source_class, each) for each in deltas]
 
     def doubt(self, worker_id: str, since_s: float) -> None:
         """Note that a worker has lost tokens, which may be this attempt's."""
@@ -272,14 +297,17 @@ class OpenRequest:
         self.prompt_logprobs.clear()
         return delta._replace(prompt_logprobs=scores) if len(scores) == self.prompt_tokens else None
 
-    def commit(self, delta: m.TokenDelta, now: float) -> list[m.TokenDelta]:
-        """Append the next token and the early ones that follow it, and return them."""
+    def commit(self, token: ReceivedToken, now: float) -> tuple[list[m.TokenDelta], list[Crossed]]:
+        """Append the next token and the early ones that follow it; return them, and the crossings on the way."""
         self.accepted(now)
         ready: list[m.TokenDelta] = []
-        following: m.TokenDelta | None = delta
-        while following is not None and following.token_id is not None:
-            ready.append(following)
-            self.token_ids.append(following.token_id)
+        crossed: list[Crossed] = []
+        following: ReceivedToken | None = token
+        while following is not None and following.delta.token_id is not None:
+            if following.numerics_class and self.numerics_classes[-1:] != (following.numerics_class,):
+                crossed += self._enter_class(following.numerics_class)
+            ready.append(following.delta)
+            self.token_ids.append(following.delta.token_id)
             following = self.early.pop(len(self.token_ids), None)
         if self.first_token_s is None:
             self.first_token_s = now
@@ -287,7 +315,17 @@ class OpenRequest:
         self.progress_s, self.lost_since_s = now, None
         self.gap_since_s = now if self.early else None
         self.history.brought(len(ready))
-        return ready
+        return ready, crossed
+
+    def _enter_class(self, numerics_class: str) -> list[Crossed]:
+        """Note the class of the next token; return the crossing, if it is one."""
+        before = self.numerics_classes[-1] if self.numerics_classes else ""
+        self.numerics_classes = with_class(self.numerics_classes, numerics_class)
+        if not is_crossing(before, numerics_class):
+            return []
+        is_first = len(self.token_ids) == self.first_index
+        kind = CrossingKind.RECOVERY if is_first else CrossingKind.MOVE if self.hop else CrossingKind.HAND_OFF
+        return [Crossed(kind, before, numerics_class, len(self.token_ids))]
 
     def facts(self, now: float) -> dict[str, str | int | float]:
         """Return the ledger's facts of an ended request, times in seconds."""

@@ -75,7 +75,8 @@ class OpenRequests:
         self._attempts[request.attempt_id] = request
         ids = request.choice_id, request.epoch, request.attempt_id
         token_ids, avoid, recovering = tuple(request.token_ids), request.history.avoid, not request.is_first_attempt
-        self.commands.append(g.SubmitAttempt(*ids, token_ids, request.model_digest, avoid, recovering))
+        known = request.model_digest, request.numerics_classes
+        self.commands.append(g.SubmitAttempt(*ids, token_ids, *known, avoid, recovering))
 
     def attempt_lost(
         self,

@@ -23,7 +23,7 @@ from typing import Any
 from spotwise.core.gateway import commands as g
 from spotwise.core.gateway.heartbeats import ActiveScheduler, ReceivedBatches
 from spotwise.core.gateway.load_meter import LATE_S, LoadMeter
-from spotwise.core.gateway.open_request import AttemptEvent, AttemptState, OpenRequest
+from spotwise.core.gateway.open_request import AttemptEvent, AttemptState, Crossed, OpenRequest, ReceivedToken
 from spotwise.core.gateway.open_requests import OpenRequests
 from spotwise.core.gateway.recovery import RecoveryLimits
 from spotwise.core.membership.membership import MemberJoined, MemberLost, Membership
@@ -81,10 +81,12 @@ class GatewayRole:
         """Tell whether an attempt is the current one of an open request, and is not lost."""
         return self._requests.running(choice_id, epoch) is not None
 
-    def model_digest(self, choice_id: str) -> str | None:
-        """Return the digest of the weights that an open request's tokens were drawn with; `None` where it is not known."""
+    def origin(self, choice_id: str) -> tuple[str | None, tuple[str, ...]]:
+        """Return the digest of the weights that an open request's tokens were drawn with, and their numerics classes, the
+        latest last; `None` and none where it is not known.
+        """
         request = self._requests.get(choice_id)
-        return None if request is None else request.model_digest
+        return (None, ()) if request is None else (request.model_digest, request.numerics_classes)
 
     def handle(self, event: g.GatewayEvent, now: float) -> list[g.GatewayCommand]:
         """Process one event at Unix time `now` (seconds) and return the commands, in order."""
@@ -111,6 +113,7 @@ class GatewayRole:
             epoch=event.epoch,
             first_accepted=event.epoch or None,
             model_digest=event.model_digest,
+            numerics_classes=event.numerics_classes,
         )
         request.token_ids.extend(event.token_ids)
         self._requests.add(request, now)
@@ -143,7 +146,7 @@ class GatewayRole:
         if request is None:
             return
         is_too_large = event.code is m.RejectCode.BOUND_TOO_LARGE  # the next one is sized by the workers of then
-        is_final = request.is_first_attempt or event.code is m.RejectCode.DEADLINE_EXCEEDED
+        is_final = request.is_first_attempt or event.code in (m.RejectCode.DEADLINE_EXCEEDED, m.RejectCode.NO_CLASS)
         if is_final and not is_too_large:
             request.note(AttemptEvent.REJECTED)
             self._requests.fail(request, event.code.value, event.message, event.retry_after_s, now)
@@ -191,13 +194,13 @@ class GatewayRole:
                 continue
             if request.has_left(batch, delta):
                 self._requests.commands.append(m.Send(batch.worker_id, request.holder()))
-            self._counted(request, batch.worker_id, delta, now)
+            self._counted(request, ReceivedToken(batch.worker_id, batch.numerics_class, delta), now)
 
-    def _counted(self, request: OpenRequest, worker_id: str, delta: m.TokenDelta, now: float) -> None:
-        if request.model_digest is None and (worker := self.membership.get(worker_id)) is not None:
+    def _counted(self, request: OpenRequest, token: ReceivedToken, now: float) -> None:
+        if request.model_digest is None and (worker := self.membership.get(token.worker_id)) is not None:
             request.model_digest = worker.model_digest
-        if self._token(request, delta, now):
-            request.doubted_s.pop(worker_id, None)
+        if self._token(request, token, now):
+            request.doubted_s.pop(token.worker_id, None)
 
     def _moved(self, report: m.RequestMoved, now: float) -> None:
         """Take the attempt's tokens from the worker that it moved to, and let all that hold it know."""
@@ -210,17 +213,18 @@ class GatewayRole:
         waiting = request.move(report)
         for worker_id in dict.fromkeys((*holders, *request.workers)):
             self._requests.commands.append(m.Send(worker_id, request.holder()))
-        for worker_id, delta in waiting:
+        for token in waiting:
             if self._requests.current(request.choice_id, report.epoch) is not None:
-                self._counted(request, worker_id, delta, now)
+                self._counted(request, token, now)
 
     def _tokens_missing(self, worker_id: str, since_s: float) -> None:
         """Record a worker's lost tokens, of an unknown request: later tokens of each attempt decide."""
         for request in self._requests:
             request.doubt(worker_id, since_s)
 
-    def _token(self, request: OpenRequest, delta: m.TokenDelta, now: float) -> bool:
+    def _token(self, request: OpenRequest, token: ReceivedToken, now: float) -> bool:
         """Process a worker's message on an attempt; tell whether it was the next token, or the end."""
+        delta = token.delta
         if delta.finish_reason is FinishReason.ERROR:
             if delta.retryable:
                 self._requests.attempt_lost(request, delta.error, now, suspects=delta.suspects)
@@ -232,9 +236,9 @@ class GatewayRole:
         if delta.token_index > expected and (missed := request.missed_before(delta)):
             for each in missed:
                 self._token(request, each, now)
-            return self._token(request, delta, now)
+            return self._token(request, token, now)
         if delta.token_index > expected:
-            request.early[delta.token_index] = delta  # the prompt worker's token is still under way
+            request.early[delta.token_index] = token  # the prompt worker's token is still under way
             request.gap_since_s = now if request.gap_since_s is None else request.gap_since_s
             return False
         if delta.token_index < expected:
@@ -245,7 +249,9 @@ class GatewayRole:
         if (whole := request.with_all_logprobs(delta)) is None:
             self._requests.attempt_lost(request, "log-probabilities of its prompt were lost on their way", now)
             return True
-        ready = request.commit(whole, now)
+        ready, crossed = request.commit(token._replace(delta=whole), now)
+        for crossing in crossed:
+            self._crossed(request, crossing, now)
         finish_reason = ready[-1].finish_reason
         self._requests.commands.append(g.Deliver(request.choice_id, tuple(ready), finish_reason))
         if finish_reason is not None:
@@ -253,6 +259,18 @@ class GatewayRole:
                 self._finished_in_order(request)
             self._requests.end(request, FINISH_EVENT[finish_reason], now, finished=True)
         return True
+
+    def _crossed(self, request: OpenRequest, crossing: Crossed, now: float) -> None:
+        """Count a crossing, and enter it in the ledger."""
+        kind, before, after, tokens = crossing
+        self._requests.commands.append(g.CountCrossing(request.choice_id, kind))
+        facts: dict[str, str | int | float] = {
+            "by": kind.value,
+            "from_class": before,
+            "to_class": after,
+            "tokens": tokens,
+        }
+        self._requests.record(request, "crossed", now, **facts)
 
     def _closed(self, event: g.RequestClosed, now: float) -> None:
         if (request := self._requests.get(event.choice_id)) is not None:

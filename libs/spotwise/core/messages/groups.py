@@ -42,6 +42,7 @@ class FormGroup:
         addresses: where each member takes connections, `host:port`, by position; empty where they share memory.
         serves_early: the group need not wait for weights of later stages that other processes send: steps wait for them.
         weights: where the plan has its devices get theirs from.
+        numerics_class: class of the leader, which all its devices must have.
     """
 
     epoch: int
@@ -59,6 +60,7 @@ class FormGroup:
     addresses: tuple[str, ...] = ()
     serves_early: bool = False
     weights: tuple[PlannedWeights, ...] = ()
+    numerics_class: str = ""
 
 
 @value

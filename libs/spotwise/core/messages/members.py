@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.values import value
 
 #: Seconds at least between two heartbeats of a member. A worker sends an extra one when it has computed prompts, since an empty
@@ -176,6 +177,7 @@ class Member:
         open_requests: a gateway's requests that have not ended; a scheduler's that are accepted and not closed, some of
             them queued.
         cores: where a worker or device computes; `None` of all other members, and of simulated ones.
+        numerics: how a worker or a device computes; `None` where it computes nothing, or does not know yet.
     """
 
     id: str
@@ -199,3 +201,9 @@ class Member:
     term: int | None = None
     trouble: str = ""
     cores: ProcessCores | None = None
+    numerics: Numerics | None = None
+
+    @property
+    def numerics_class(self) -> str:
+        """The name of its numerics class; empty where it has none."""
+        return "" if self.numerics is None else self.numerics.name

@@ -80,6 +80,7 @@ class SubmitRequest(OfAttempt):
         recovering: an earlier attempt was accepted: no bound of the queue rejects it any more.
         open_bound: `max_new_tokens` is its gateway's guess, which can be less: its client gave none.
         tenant: whose it is, as in its record.
+        numerics_class: class of its latest token (`numerics.py`); empty without tokens.
     """
 
     stream: StreamRef
@@ -92,6 +93,7 @@ class SubmitRequest(OfAttempt):
     recovering: bool = False
     open_bound: bool = False
     tenant: str = ""
+    numerics_class: str = ""
 
 
 @value
@@ -111,7 +113,7 @@ class RequestAccepted(OfAttempt):
 
 class RejectCode(StrEnum):
     """Why the scheduler rejects a request; `BOUND_TOO_LARGE`: an open bound is more than any worker holds now, and
-    the next attempt has another.
+    the next attempt has another; `NO_CLASS`: no worker of its numerics class has come, and none of another may go on.
     """
 
     MESH_FULL = "mesh_full"
@@ -120,6 +122,7 @@ class RejectCode(StrEnum):
     BOUND_TOO_LARGE = "bound_too_large"
     QUEUE_TIMEOUT = "queue_timeout"
     DEADLINE_EXCEEDED = "deadline_exceeded"
+    NO_CLASS = "no_class"
 
 
 @value
@@ -190,13 +193,14 @@ class TokenDelta(NamedTuple):
 class TokenBatch:
     """One iteration's deltas for one gateway, in several batches where they are large (`worker/sequences/table.py`); a
     scheduler ends streams with one, too. `number` counts the sender's batches to this incarnation from 1, so that a lost one
-    leaves a gap; `None` in a scheduler's.
+    leaves a gap; `None` in a scheduler's. `numerics_class`: in which the worker computes.
     """
 
     worker_id: str
     deltas: tuple[TokenDelta, ...]
     incarnation: int = 0
     number: int | None = None
+    numerics_class: str = ""
 
 
 class InterruptionKind(StrEnum):
@@ -296,7 +300,7 @@ class LedgerEntry(OfAttempt):
     """One line of a request's ledger: what a member did for it, at Unix time `at_s`; the names of `facts` carry their unit.
 
     `stage`: `received` (where the client has an id of its own), `assigned`, `prefilled`, `handed_off`, `kv_received`, `moved`,
-    `move_failed`, `given_back`, `preempted`, `decoded`, `failed`, `attempt_lost` or `completed`.
+    `move_failed`, `given_back`, `preempted`, `decoded`, `failed`, `attempt_lost`, `crossed` or `completed`.
     """
 
     stage: str

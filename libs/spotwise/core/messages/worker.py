@@ -43,6 +43,7 @@ class ReserveKv(OfAttempt):
         term: term of the scheduler that orders it, 0 for another worker; a worker obeys none of an earlier term than
             the latest.
         priority, tenant: as in its record, which the worker does not have yet.
+        numerics_class: in which the KV to come is computed.
     """
 
     stream: StreamRef
@@ -56,6 +57,7 @@ class ReserveKv(OfAttempt):
     term: int = 0
     priority: int = 0
     tenant: str = ""
+    numerics_class: str = ""
 
 
 @value
@@ -169,7 +171,8 @@ class RequestMoved(OfAttempt):
     Attributes:
         source_id, hop: the worker that it came from, and the number of the move, from 1.
         first_index: index in the sequence's output of the attempt's first token.
-        token_ids: those that the attempt had when it came, so that the gateway need not wait for a lost message of the source.
+        token_ids: those that the attempt had when it came, so that the gateway need not wait for a lost message of the source;
+            none where they are not all of `source_class`, that worker's numerics class.
 
     Raises:
         ValueError: the move has no number.
@@ -181,6 +184,7 @@ class RequestMoved(OfAttempt):
     hop: int
     first_index: int = 0
     token_ids: tuple[int, ...] = ()
+    source_class: str = ""
 
     def __post_init__(self) -> None:
         if self.hop < 1:

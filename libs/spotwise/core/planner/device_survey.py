@@ -6,9 +6,12 @@ Law: each device is asked at once, and again after `DEVICE_SILENT_S`. One that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Crossing
 
 #: Silence after which a device is asked again.
 DEVICE_SILENT_S = 0.5
@@ -54,3 +57,31 @@ class DeviceSurvey:
         self._asked += 1
         self._asked_s = now
         return [m.Send(device_id, self._question) for device_id in self._silent]
+
+
+def of_other_classes(
+    reports: Sequence[m.DeviceSurveyed],
+    class_of: Callable[[str], str],
+    leaving: Mapping[str, float],
+    serving: Iterable[m.DeviceGroup],
+    devices: int,
+    crossing: Crossing,
+) -> dict[str, float]:
+    """Return the devices that get no position since groups form within one numerics class; each with infinity in place of a
+    deadline. That class is the one that serves, where it has enough devices, or crossings are refused and it has any; else the
+    one of most devices.
+
+    Args:
+        class_of: gives a device's class, which may be gone.
+        leaving: devices that get no position anyway.
+        serving: groups that serve now.
+        devices: how many are needed.
+    """
+    classes = {each.device_id: class_of(each.device_id) for each in reports if each.device_id not in leaving}
+    counts = Counter(classes.values())
+    own = next((known for group in serving for each in group.device_ids if (known := class_of(each))), "")
+    if own in counts and (counts[own] >= devices or crossing is Crossing.REFUSE):
+        chosen = own
+    else:
+        chosen = min(counts, key=lambda each: (-counts[each], each), default="")
+    return {device_id: math.inf for device_id, numerics_class in classes.items() if numerics_class != chosen}

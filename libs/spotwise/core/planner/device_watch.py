@@ -40,6 +40,7 @@ class DeviceWatch:
         self._sighted: dict[str, _SightedGroup] = {}
         self._pools: dict[str, Pool] = {}
         self._gone_instances: frozenset[str] = frozenset()
+        self._classes = LatestDict[str, str](_REMEMBERED)
 
     def reported(self, member: m.Member) -> None:
         """Note what the heartbeat of a device or a worker shows."""
@@ -47,6 +48,7 @@ class DeviceWatch:
             self._pools[member.id] = member.pool
         if member.kind is not MemberKind.DEVICE:
             return
+        self._classes[member.id] = member.numerics_class
         known = self._notices.get(member.id)
         if known is not None and known.incarnation < member.incarnation:
             self._notices.pop(member.id, None)
@@ -86,6 +88,10 @@ class DeviceWatch:
     def comes_back(self, device_id: str) -> bool:
         """Tell whether a device that is absent may be there again later."""
         return instance_of(device_id, self._gone_instances) is None
+
+    def class_of(self, device_id: str) -> str:
+        """Return the numerics class of a device, which may be gone; empty where it is not known."""
+        return self._classes.get(device_id) or ""
 
     def deadline_s(self, device_id: str) -> float | None:
         """Unix time by which a device leaves; `None`: it may stay."""

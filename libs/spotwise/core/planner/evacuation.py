@@ -162,7 +162,7 @@ class Evacuation:
             if target_id is not None and target_id not in leaving and targets.stays(target_id):
                 continue
             without = {each for (of, each) in self._refused if of == key} | leaving
-            found = targets.find(sequence, without)
+            found = targets.find(self.worker_id, sequence, without)
             if found is None:
                 self._targets.pop(key, None)
             else:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from spotwise.core.messages.numerics import Crossing
+
 
 @dataclass(frozen=True, slots=True)
 class PlannerPolicy:
@@ -20,6 +22,7 @@ class PlannerPolicy:
         reserve_s: a notice with less time left after the end of the change under way than this ends that change.
         form_s: a re-shape whose new groups do not serve after this is abandoned.
         replace_after_s: a device that is absent for so long is replaced in its groups; longer than a restart takes.
+        crossing: what happens to a request that has to move and has no target in its numerics class (`scheduler/classes.py`).
         reshape_drain_s: deadline of the drain of workers that retire; what has not moved by then is computed again.
     """
 
@@ -35,6 +38,7 @@ class PlannerPolicy:
     form_s: float = 60.0
     reshape_drain_s: float = 120.0
     replace_after_s: float = 30.0
+    crossing: Crossing = Crossing.COUNT
 
     def __post_init__(self) -> None:
         if min(self.survey_s, self.member_timeout_s, self.kv_token_s, self.prompt_token_s) <= 0:

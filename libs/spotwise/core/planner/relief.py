@@ -95,7 +95,9 @@ class Relief:
             rests = now - self._moved_s.get(key, -REST_S) < REST_S
             if not sequence.tokens or sequence.target_id or rests or self._saved_s(sequence) <= 0.0:
                 continue
-            target_id = self._targets.find_spare(sequence, without, SPARE_SHARE, token_pool=source.hands_over)
+            target_id = self._targets.find_spare(
+                report.worker_id, sequence, without, SPARE_SHARE, token_pool=source.hands_over
+            )
             if target_id is not None:
                 self._targets.assign(target_id, sequence, now)
                 self._moved_s[key], source.ordered = now, key

@@ -3,7 +3,7 @@
 Law: a group is *short* where one of its devices is under notice, absent for `replace_after_s` (at once where its instance is
 known to be gone), or in a later group too. A device under notice gets no position.
 A short group is formed again in its shape, each staying device at its position, the others taken from those without a position,
-then from other short groups, the last first.
+then from other short groups, the last first. All are of one numerics class: that of the group where it has enough devices.
 A group without enough devices stays in the deployment without a leader until devices join.
 
 Where no group is left, a *stopgap* serves: one group of the shape that the market wants, else of as many devices as can be, so
@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from spotwise.core.membership.membership import Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState, Pool
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_shape import ModelShape
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.device_survey import DeviceSurvey
+from spotwise.core.planner.device_survey import DeviceSurvey, of_other_classes
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice, choose_groups, running_requests, workers_of
 from spotwise.core.planner.group_migration import GroupMigration, migration_of, same_shape_map
@@ -67,6 +68,8 @@ def refill(
     is_lost: Callable[[str], bool],
     serves: Callable[[str], bool],
     change: int,
+    class_of: Callable[[str], str] = lambda device_id: "",
+    crossing: Crossing = Crossing.COUNT,
 ) -> Refill:
     """Return what becomes of the groups of a deployment.
 
@@ -77,6 +80,7 @@ def refill(
         is_lost: tells whether a device has to leave, or is gone.
         serves: tells whether a worker takes requests.
         change: number of the re-shape.
+        class_of: gives a device's numerics class; `crossing`: whether groups may be formed anew in another.
     """
     home = homes(groups)
     if all(group.worker_id in stopgap_ids for group in groups):
@@ -101,13 +105,10 @@ def refill(
     for number, group in enumerate(short):
         mine = own.pop(group.worker_id)
         others = [each for donor in reversed(short[number + 1 :]) for each in own[donor.worker_id]]
-        size = group.stages * group.shards
-        if len(mine) + len(free) + len(others) < size:
+        ids = _of_one_class(group, mine, [*free, *others], class_of, crossing)
+        if ids is None:
             own[group.worker_id] = mine
             continue
-        taken = iter([*free, *others][: size - len(mine)])
-        at_position = [*group.device_ids, *[""] * size][:size]
-        ids = tuple(each if each in mine else next(taken) for each in at_position)
         for each in ids:
             if each in free:
                 free.remove(each)
@@ -115,6 +116,7 @@ def refill(
                 if each in left:
                     left.remove(each)
         worker_id = f"{group.pool.value}-c{change}-{lasting.index(group)}"
+        free += [each for each in mine if each not in ids]
         filled[group.worker_id] = m.DeviceGroup(worker_id, group.pool, group.stages, group.shards, ids)
     go_on = tuple(group for group in lasting if group.worker_id not in filled)
     retiring = tuple(group for group in short if group.worker_id in filled)
@@ -126,6 +128,30 @@ def refill(
     if not new and not done:
         return Refill(tuple(groups), (), ())
     return Refill(go_on, new, (*retiring, *stopgaps))
+
+
+def _of_one_class(
+    group: m.DeviceGroup,
+    mine: Sequence[str],
+    others: Sequence[str],
+    class_of: Callable[[str], str],
+    crossing: Crossing,
+) -> tuple[str, ...] | None:
+    """Return the devices of a short group by position: of its numerics class, else of the first other one that has enough,
+    unless its own still has some and crossings are refused.
+    """
+    size = group.stages * group.shards
+    present = dict.fromkeys(map(class_of, (*mine, *others)))
+    own = next((known for each in (*mine, *group.device_ids) if (known := class_of(each))), "")
+    classes = [own, *(each for each in present if each != own)]
+    for numerics_class in classes[:1] if own in present and crossing is Crossing.REFUSE else classes:
+        stay = [each for each in mine if class_of(each) == numerics_class]
+        more = [each for each in others if class_of(each) == numerics_class]
+        if len(stay) + len(more) >= size:
+            taken = iter(more)
+            at_position = [*group.device_ids, *[""] * size][:size]
+            return tuple(each if each in stay else next(taken) for each in at_position)
+    return None
 
 
 def stopgap_config(devices: int, shards: int, model: ModelShape) -> ParallelConfig | None:
@@ -276,7 +302,8 @@ class Replacement:
         change: int,
     ) -> Refill:
         stopgap_ids = () if deployment is None else deployment.stopgap_ids
-        return refill(groups, stopgap_ids, usable, self.is_lost, self._serves, change)
+        classes = self._watch.class_of, self._policy.crossing
+        return refill(groups, stopgap_ids, usable, self.is_lost, self._serves, change, *classes)
 
     def _serves(self, worker_id: str) -> bool:
         worker = self._membership.get(worker_id)
@@ -292,14 +319,16 @@ class Replacement:
         """Return the group of most devices, which keep as much of their weights as can be."""
         largest = max(groups, key=lambda each: len(each.device_ids))
         wanted, model = self.wanted, reports[0].model
-        config = stopgap_config(len(usable), largest.shards, model)
-        if wanted is not None and wanted.pipeline_devices <= len(usable):
+        leaving = {each.device_id: self._watch.deadline_s(each.device_id) or self._now for each in reports}
+        leaving = {device_id: deadline_s for device_id, deadline_s in leaving.items() if device_id not in usable}
+        leaving |= of_other_classes(reports, self._watch.class_of, leaving, groups, 1, self._policy.crossing)
+        devices = sum(each not in leaving for each in usable)
+        config = stopgap_config(devices, largest.shards, model)
+        if wanted is not None and wanted.pipeline_devices <= devices:
             config = ParallelConfig(1, wanted.pipeline, wanted.tensor)
         if config is None:
             return None
         workers = workers_of(groups, self._membership.workers())
-        leaving = {each.device_id: self._watch.deadline_s(each.device_id) or self._now for each in reports}
-        leaving = {device_id: deadline_s for device_id, deadline_s in leaving.items() if device_id not in usable}
         choice = choose_groups(config, reports, workers, change, self._cost, self._now, leaving)
         return None if isinstance(choice, str) else next(iter(choice.new), None)
 

@@ -13,9 +13,10 @@ from dataclasses import dataclass
 from spotwise.core.membership.membership import Membership
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, MemberState
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.planner import commands as c
 from spotwise.core.planner.change_cost import ChangeCost
-from spotwise.core.planner.device_survey import DeviceSurvey
+from spotwise.core.planner.device_survey import DeviceSurvey, of_other_classes
 from spotwise.core.planner.device_watch import DeviceWatch
 from spotwise.core.planner.group_choice import GroupChoice, choose_groups, written
 
@@ -41,8 +42,10 @@ class ReshapeRequests:
         watch: DeviceWatch,
         cost: ChangeCost,
         survey_numbers: Callable[[], int],
+        crossing: Crossing,
     ) -> None:
         self._planner_id = planner_id
+        self._crossing = crossing
         self._membership = membership
         self._watch = watch
         self._survey_number = survey_numbers
@@ -98,10 +101,15 @@ class ReshapeRequests:
         if order.device_ids is not None:  # the others stay, without a position
             others = [each.device_id for each in order.survey.reports if each.device_id not in order.device_ids]
             leaving = {**dict.fromkeys(others, math.inf), **leaving}
+        foreign = of_other_classes(
+            order.survey.reports, self._watch.class_of, leaving, groups, config.devices, self._crossing
+        )
+        leaving = {**foreign, **leaving}
         choice = choose_groups(config, order.survey.reports, workers, change, self._cost, now, leaving, groups)
         silent = f"; no answer of {', '.join(order.survey.silent)}" if order.survey.silent else ""
         if isinstance(choice, str):
-            self.refuse_pending(choice + silent)
+            of_class = f"; {', '.join(foreign)} compute in another numerics class, and a group forms within one"
+            self.refuse_pending(choice + (of_class if foreign else "") + silent)
             return None
         detail = (
             f"{written(config)}: {_count(choice.new, 'is', 'are')} formed, {_count(choice.go_on, 'goes', 'go')} on, "

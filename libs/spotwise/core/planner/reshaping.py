@@ -56,7 +56,7 @@ class Reshaping:
         self._cost = cost
         self._watch = watch
         numbers = partial(next, itertools.count(1))
-        self._requests = ReshapeRequests(planner_id, membership, watch, cost, numbers)
+        self._requests = ReshapeRequests(planner_id, membership, watch, cost, numbers, policy.crossing)
         self._replacement = Replacement(planner_id, policy, membership, watch, cost, numbers)
         self._orders = DeploymentOrders(planner_id, term, policy, membership, watch, self._replacement)
         self._before: PlannedDeployment | None = None  # of an order that is not stored yet

@@ -1,6 +1,7 @@
 """Chooses the workers that a running request can move to.
 
 Law: a target is ready, stays, has the served weights and free blocks for all that the request may ever have here.
+Targets of the sequence's numerics class come first; whether there are others: `scheduler/classes.py`.
 Workers of the token pool come first, then mixed ones, then those of the prompt pool; of each the shortest token queue.
 A target that refused a request is left out for it until the next survey but one.
 """
@@ -12,6 +13,7 @@ from collections.abc import Iterable
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import MemberKind, Pool
 from spotwise.core.planner.policy import PlannerPolicy
+from spotwise.core.scheduler.classes import classes_to_move_to
 from spotwise.core.scheduler.pools import (
     MIXED,
     PROMPT_OFF_POOL,
@@ -56,9 +58,20 @@ class Targets:
         if member.id in self._pools:
             self._pools.reported(member, "", now)
 
-    def find(self, sequence: m.SurveyedSequence, without: Iterable[str]) -> str | None:
-        """Return the worker for a sequence; `None` where none has the blocks."""
-        need = Need(sequence.known_tokens, sequence.remaining, reserves=True, without=frozenset(without))
+    def find(self, source_id: str, sequence: m.SurveyedSequence, without: Iterable[str]) -> str | None:
+        """Return the worker for a sequence that has to leave `source_id`; `None` where none has the blocks."""
+        own, excluded = self._class_of(source_id), frozenset(without)
+        for numerics_class in classes_to_move_to(own, self._pools.classes, self._policy.crossing):
+            if (found := self._find_in(numerics_class, sequence, excluded)) is not None:
+                return found
+        return None
+
+    def _class_of(self, worker_id: str) -> str:
+        return self._pools[worker_id].numerics_class if worker_id in self._pools else ""
+
+    def _find_in(self, numerics_class: str, sequence: m.SurveyedSequence, without: frozenset[str]) -> str | None:
+        size = sequence.known_tokens, sequence.remaining
+        need = Need(*size, reserves=True, without=without, numerics_class=numerics_class)
         for groups in _BY_PREFERENCE:
             found = self._pools.first_of(Queue.HOME_POOL, groups, need)
             if found:
@@ -66,13 +79,19 @@ class Targets:
         return None
 
     def find_spare(
-        self, sequence: m.SurveyedSequence, without: Iterable[str], spare_share: float, *, token_pool: bool
+        self,
+        source_id: str,
+        sequence: m.SurveyedSequence,
+        without: Iterable[str],
+        spare_share: float,
+        *,
+        token_pool: bool,
     ) -> str | None:
-        """Return the worker for a sequence that could stay where it is: one that keeps a share of its blocks free; of the token
-        pool where that is asked for.
+        """Return the worker for a sequence that could stay where it is, of the same class: one that keeps a share of its blocks
+        free; of the token pool where that is asked for.
         """
-        excluded = set(without)
-        while (found := self.find(sequence, excluded)) is not None:
+        own, excluded = self._class_of(source_id), set(without)
+        while (found := self._find_in(own, sequence, frozenset(excluded))) is not None:
             view = self._pools[found]
             spare = view.free_tokens - sequence.known_tokens - sequence.remaining
             if spare >= spare_share * view.kv_tokens and (not token_pool or view.home_pool is Pool.TOKEN):

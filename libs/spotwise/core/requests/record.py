@@ -44,6 +44,7 @@ class RequestRecord:
         prefix_salt: KV of its prompt is shared with requests of the same salt only (`prefixes.py`).
         deadline_unix_s: Unix time at which the client gives up, from which on nothing is computed; `None` without one.
         adapter: with which all its tokens are computed; `None`: with the model alone.
+        numerics_classes: the classes in which `output_token_ids` were computed (`numerics.py`), each once, the latest last.
     """
 
     choice_id: str
@@ -62,6 +63,7 @@ class RequestRecord:
     prefix_salt: str = ""
     deadline_unix_s: float | None = None
     adapter: AdapterRef | None = None
+    numerics_classes: tuple[str, ...] = ()
 
     @property
     def sequence_id(self) -> str:
@@ -73,7 +75,8 @@ class RequestRecord:
 class KvHandoff:
     """What the receiver of a sequence needs besides the KV bytes of `num_tokens` tokens: the attempt's tokens, the last of them
     without KV yet, and the level in the sender's queues (`None` without). At the end of a prompt phase there is one token, the
-    prefill's; a sequence that moves in its token phase has `later_token_ids` as well.
+    prefill's; a sequence that moves in its token phase has `later_token_ids` as well. `numerics_class`: the sender's;
+    `has_foreign_kv`: some of the KV is of another class.
     """
 
     choice_id: str
@@ -82,6 +85,8 @@ class KvHandoff:
     first_token_id: int
     level: QueueLevel | None = None
     later_token_ids: tuple[int, ...] = ()
+    numerics_class: str = ""
+    has_foreign_kv: bool = False
 
     @property
     def token_ids(self) -> tuple[int, ...]:

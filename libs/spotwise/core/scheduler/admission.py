@@ -3,6 +3,7 @@
 Law: a request is refused at its deadline, and where no ready worker could ever hold it, unless an earlier attempt was accepted.
 A new one is refused where too many wait already, and once it has waited too long for free capacity.
 While no worker is ready, in the midst of a change of the fleet, requests are held for `max_unready_s`, then refused.
+One that waits for its numerics class (`classes.py`) is refused where for `max_queue_s` no ready worker of it could hold it.
 One with an open bound that no worker holds, though its prompt fits, is refused for its gateway to size it again.
 """
 
@@ -11,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spotwise.core.messages.mesh import RejectCode, SubmitRequest
+from spotwise.core.scheduler.classes import ClassPlacer
 from spotwise.core.scheduler.pools import Pools
 from spotwise.core.scheduler.requests import AcceptedRequest
 
@@ -30,8 +32,11 @@ class Refusal:
 class Admission:
     """One scheduler's bounds of waiting; see `SchedulerLimits`."""
 
-    def __init__(self, pools: Pools, *, max_queued: int, max_queue_s: float, max_unready_s: float) -> None:
+    def __init__(
+        self, pools: Pools, classes: ClassPlacer, *, max_queued: int, max_queue_s: float, max_unready_s: float
+    ) -> None:
         self._pools = pools
+        self._classes = classes
         self._max_queued = max_queued
         self._max_queue_s = max_queue_s
         self._max_unready_s = max_unready_s
@@ -76,7 +81,23 @@ class Admission:
         if now - entry.accepted_s > self._max_queue_s and not entry.order.recovering:
             message = f"no worker had free capacity within {self._max_queue_s:g} s"
             return Refusal(RejectCode.QUEUE_TIMEOUT, message, UNREADY_RETRY_S)
-        return self._of_bound(entry.order)
+        return self._of_bound(entry.order) or self._of_class(entry, now)
+
+    def _of_class(self, entry: AcceptedRequest, now: float) -> Refusal | None:
+        """Return the refusal of a request for whose class no worker comes."""
+        order = entry.order
+        if not self._classes.is_bound(order) or self._classes.could_ever_hold(order):
+            entry.classless_since_s = None
+            return None
+        if entry.classless_since_s is None:
+            entry.classless_since_s = now
+        if now - entry.classless_since_s <= self._max_queue_s:
+            return None
+        message = (
+            f"its tokens were computed in the numerics class {order.numerics_class}, of which no worker that could hold "
+            f"it came within {self._max_queue_s:g} s; SPOTWISE_CROSSING=count lets workers of other classes go on"
+        )
+        return Refusal(RejectCode.NO_CLASS, message, UNREADY_RETRY_S)
 
     def of_overdue(self, order: SubmitRequest, now: float) -> Refusal | None:
         """Return the refusal of a request whose deadline has come."""
@@ -101,8 +122,9 @@ class Admission:
         """Return the refusal for which the gateway sizes a request anew: the workers hold its prompt, and less than its open
         bound.
         """
-        largest = self._pools.most_kv_tokens() if self._pools.ready else 0
-        if not order.open_bound or order.prompt_tokens >= largest or self._pools.could_ever_hold(order):
+        numerics_class = order.numerics_class if self._classes.is_bound(order) else None
+        largest = self._pools.most_kv_tokens(numerics_class) if self._pools.ready else 0
+        if not order.open_bound or order.prompt_tokens >= largest or self._classes.could_ever_hold(order):
             return None
         return Refusal(RejectCode.BOUND_TOO_LARGE, f"no worker holds more than {largest} tokens of KV cache")
 

@@ -19,12 +19,14 @@ from collections.abc import Callable
 from itertools import islice
 
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import is_crossing
 from spotwise.core.requests.prefixes import span_ends
 from spotwise.core.requests.record import KvTarget
 from spotwise.core.requests.request import FinishReason
 from spotwise.core.scheduler.answer_times import AnswerTimes
+from spotwise.core.scheduler.classes import ClassPlacer
 from spotwise.core.scheduler.passing import Passing
-from spotwise.core.scheduler.placement import AvoidingPlacer, Placer
+from spotwise.core.scheduler.placement import Placer
 from spotwise.core.scheduler.placements import PlacedBy, Placement, RequestDemand
 from spotwise.core.scheduler.policy import PoolPolicy
 from spotwise.core.scheduler.pools import Pools
@@ -105,7 +107,7 @@ class Assigner:
         self._requests = requests
         self.quarantine = Quarantine()
         self.answer_times = AnswerTimes(policy.token_s)
-        self._placer = AvoidingPlacer(Placer(pools, policy, self.answer_times), self.quarantine)
+        self.classes = ClassPlacer(pools, Placer(pools, policy, self.answer_times), self.quarantine, policy)
         self._prefixes = PrefixMemory(policy.prefix_spans)
         self._lease_s = lease_s
         self._assignments = first_assignment - 1
@@ -116,11 +118,12 @@ class Assigner:
         """Assign from the head of the queue; of requests behind one that no worker can take, those that may pass it."""
         passing = self._passing
         passing.begin()
+        self.classes.begin()
         index, may_be_full = 0, False
         while (entry := self._requests.waiting_at(index)) is not None:
             order = entry.order
-            if not self._pools.could_ever_hold(order):
-                index += 1  # until a worker as large is ready
+            if not self.classes.could_ever_hold(order):
+                index += 1  # until a worker as large, and of its class, is ready
                 continue
             demand = RequestDemand(
                 order.prompt_tokens,
@@ -135,14 +138,14 @@ class Assigner:
             if placement is not None:
                 passing.placed(placement)
                 self._send(entry, demand, placement, now)
-            elif passing.blocked(entry):
+            elif self.classes.is_bound(order) or passing.blocked(entry):
                 index += 1
             else:
                 break
 
     def _place(self, entry: AcceptedRequest, demand: RequestDemand, now: float) -> Placement | None:
         demand.held = self._prefixes.held(entry.order.prefix_spans, self._incarnation_of)
-        placement = self._placer.place(demand, entry.order.avoid, now)
+        placement = self.classes.place(entry.order, demand, now)
         if placement is not None:
             self.repurposing.placed(placement.short)
         return placement
@@ -153,7 +156,7 @@ class Assigner:
         if entry is None:
             return
         view, least = self._pools[worker_id], self._passing.least_demand
-        is_blocked = entry is self._passing.head and least is not None and self._pools.could_ever_hold(entry.order)
+        is_blocked = entry is self._passing.head and least is not None and self.classes.could_ever_hold(entry.order)
         if not is_blocked or least is None or (view.is_ready and view.has_capacity(*least)):
             self.assign_waiting(now)
 
@@ -164,7 +167,7 @@ class Assigner:
         prompt_worker, token_worker = placement.prompt_worker, placement.token_worker
         entry.prompt_worker, entry.token_worker = prompt_worker.id, token_worker.id
         entry.prompt_queued, entry.placed_by = demand.uncomputed(prompt_worker), placement.by
-        entry.by_life = placement.by_life
+        entry.by_life, entry.numerics_class = placement.by_life, token_worker.numerics_class
         self._assignments += 1
         self._requests.send(entry, self._assignments, now)
         if prompt_worker is token_worker:
@@ -200,6 +203,7 @@ class Assigner:
             term=self.term,
             priority=order.priority,
             tenant=order.tenant,
+            numerics_class=entry.numerics_class,
         )
         self._emit(m.Send(token_id, reservation))
 
@@ -262,6 +266,8 @@ class Assigner:
             facts.append(("placed_by", entry.placed_by.value))
         if entry.by_life:
             facts.append(("by_life", 1))
+        if is_crossing(order.numerics_class, entry.numerics_class):
+            facts += [("from_class", order.numerics_class), ("to_class", entry.numerics_class)]
         facts.append(("queue_s", now - entry.accepted_s))
         ledger = m.LedgerEntry(order.choice_id, order.epoch, "assigned", self._scheduler_id, now, tuple(facts))
         self._emit(m.RecordLedger(ledger))

@@ -106,7 +106,8 @@ class LeastDelay:
         return [view for view in views if need.is_met_by(view)]
 
     def _prompt_workers(self, plan: Placement, demand: RequestDemand) -> list[WorkerView]:
-        need = Need(demand.prompt_tokens, demand.max_new_tokens, reserves=False, without=demand.without)
+        tokens, numerics_class = (demand.prompt_tokens, demand.max_new_tokens), demand.numerics_class
+        need = Need(*tokens, reserves=False, without=demand.without, numerics_class=numerics_class)
         number, known = self._number, self._pools.group_of(plan.prompt_worker.id)
         # The rules take the first of its group: no other one is looked for in a large mesh.
         groups = [group for group in _PROMPT_GROUPS if number > 1 or group is not known]

@@ -90,9 +90,9 @@ class Placer:
         # The head of a blocked queue is placed anew with every request that arrives or ends: fail fast.
         if not self._pools.have_capacity(demand.need):
             return None
-        if not self._pools.ready_at(Pool.PROMPT):
+        if not self._pools.ready_at(Pool.PROMPT, numerics_class=demand.numerics_class):
             return self._without_prompt_pool(demand)
-        if not self._pools.ready_at(Pool.TOKEN, Pool.MIXED):
+        if not self._pools.ready_at(Pool.TOKEN, Pool.MIXED, numerics_class=demand.numerics_class):
             return self._in_place(demand, (PROMPT_ON_POOL, PROMPT_OFF_POOL), PlacedBy.HOME_POOL) or self._all_over(
                 demand
             )
@@ -245,6 +245,7 @@ class Placer:
             max_remaining - demand.max_new_tokens if max_remaining is not None else None,
             demand.without,
             demand.below_kv_tokens if reserves else None,
+            demand.numerics_class,
         )
         found = self._pools.first_of(queue, groups, need)
         for worker_id in demand.held:

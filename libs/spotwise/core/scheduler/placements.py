@@ -17,6 +17,7 @@ class RequestDemand:
 
     Attributes:
         held: first tokens that may be cached, by worker id.
+        numerics_class: the class that both its workers are to be of; `None` for any.
         without: excluded workers; `below_kv_tokens`: workers that hold this many tokens, or more, are excluded for its KV.
     """
 
@@ -25,6 +26,7 @@ class RequestDemand:
     held: Mapping[str, int] = field(default_factory=dict)
     without: frozenset[str] = frozenset()
     below_kv_tokens: int | None = None
+    numerics_class: str | None = None
 
     @property
     def need(self) -> Need:
@@ -35,6 +37,7 @@ class RequestDemand:
             reserves=True,
             without=self.without,
             below_kv_tokens=self.below_kv_tokens,
+            numerics_class=self.numerics_class,
         )
 
     def uncomputed(self, worker: WorkerView) -> int:

@@ -6,6 +6,8 @@ import math
 from dataclasses import dataclass
 from enum import StrEnum
 
+from spotwise.core.messages.numerics import Crossing
+
 
 class DecodeQueue(StrEnum):
     """What a decoding sequence adds to the queue of a worker that is to serve a request in place."""
@@ -30,6 +32,7 @@ class PoolPolicy:
         max_passes: how often requests may pass one of their priority that no worker can take, where they delay it; 0 keeps
             the queue strictly in order, as the reference simulator does.
         token_s: seconds of an answer's token, until answers have ended that show it.
+        crossing: what happens to a request whose numerics class has no room (`classes.py`).
         decode_queue: how decodes count for service in place; on token workers they count by remaining tokens.
     """
 
@@ -43,6 +46,7 @@ class PoolPolicy:
     interruption_s: float = 10.0
     token_s: float = 0.05
     max_passes: int = 0
+    crossing: Crossing = Crossing.COUNT
 
     def __post_init__(self) -> None:
         if self.max_pending_prompt_tokens < 0:

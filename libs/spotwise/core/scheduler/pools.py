@@ -98,9 +98,10 @@ class Pools:
         self.decode_length = length
         self.served_model = ServedModel()
         self._views: dict[str, WorkerView] = {}
-        self._places: dict[str, tuple[Group, int]] = {}  #: with the tokens of its cache
-        self._home_pools: Counter[Pool] = Counter()
-        self._most_kv_tokens: int | None = None
+        self._places: dict[str, tuple[Group, int, str]] = {}  #: with the tokens of its cache, and its numerics class
+        self._home_pools: Counter[tuple[Pool, str]] = Counter()
+        self._classes: tuple[str, ...] = ()
+        self._most_kv_tokens: dict[str | None, int] = {}
         self._by_home = {
             group: Ranking(_pending, by_life=False) if group.home_pool is Pool.PROMPT else Ranking(_remaining)
             for group in ALL_GROUPS
@@ -121,9 +122,15 @@ class Pools:
         """Number of workers that take requests."""
         return len(self._places)
 
-    def ready_at(self, *home_pools: Pool) -> int:
-        """Number of workers of these home pools that take requests, on or off their pool."""
-        return sum(self._home_pools[pool] for pool in home_pools)
+    @property
+    def classes(self) -> tuple[str, ...]:
+        """The numerics classes of the workers that take requests, in order of name."""
+        return self._classes
+
+    def ready_at(self, *home_pools: Pool, numerics_class: str | None = None) -> int:
+        """Number of workers of these home pools that take requests, on or off their pool; of a class, or of all."""
+        classes = self._classes if numerics_class is None else (numerics_class,)
+        return sum(self._home_pools[pool, each] for pool in home_pools for each in classes)
 
     def group_of(self, worker_id: str) -> Group | None:
         """Return a worker's group, or `None` where it takes no requests."""
@@ -137,7 +144,7 @@ class Pools:
 
     def members(self, *groups: Group) -> list[WorkerView]:
         """Return the workers of some groups, in order of id."""
-        ids = [worker_id for worker_id, (group, _) in self._places.items() if group in groups]
+        ids = [worker_id for worker_id, (group, *_) in self._places.items() if group in groups]
         return [self._views[worker_id] for worker_id in sorted(ids)]
 
     def join(self, member: Member) -> None:
@@ -148,7 +155,7 @@ class Pools:
     def lose(self, worker_id: str) -> None:
         """Forget a worker that is gone."""
         self._displace(worker_id)
-        self._most_kv_tokens = None
+        self._most_kv_tokens.clear()
         del self._views[worker_id]
 
     def reported(self, member: Member, scheduler_id: str, now: float) -> None:
@@ -195,26 +202,31 @@ class Pools:
             self.served_model.decide(each.member for each in self._views.values())
         if not is_ready or not self.served_model.admits(view.member):
             self._displace(view.id)
-            self._most_kv_tokens = None
+            self._most_kv_tokens.clear()
             return
-        group = _group_of(view)
-        known_group, known_capacity = self._places.get(view.id, (None, None))
-        if known_capacity != view.kv_tokens:
-            self._most_kv_tokens = None
-        if known_group is not group:
+        group, numerics_class = _group_of(view), view.numerics_class
+        known_group, known_capacity, known_class = self._places.get(view.id, (None, None, None))
+        if known_capacity != view.kv_tokens or known_class != numerics_class:
+            self._most_kv_tokens.clear()
+        if known_group is not group or known_class != numerics_class:
             self._displace(view.id)
-            self._home_pools[group.home_pool] += 1
-        self._places[view.id] = group, view.kv_tokens
+            self._count(group.home_pool, numerics_class, 1)
+        self._places[view.id] = group, view.kv_tokens, numerics_class
         self._by_home[group].put(view)
         self._by_both[group].put(view)
 
     def _displace(self, worker_id: str) -> None:
         place = self._places.pop(worker_id, None)
         if place is not None:
-            group, _ = place
-            self._home_pools[group.home_pool] -= 1
+            group, _, numerics_class = place
+            self._count(group.home_pool, numerics_class, -1)
             self._by_home[group].remove(worker_id)
             self._by_both[group].remove(worker_id)
+
+    def _count(self, home_pool: Pool, numerics_class: str, change: int) -> None:
+        self._home_pools[home_pool, numerics_class] += change
+        if self._home_pools[home_pool, numerics_class] in (0, change):  # the first, or none any more
+            self._classes = tuple(sorted({each for (_, each), count in self._home_pools.items() if count}))
 
     def first_of(self, queue: Queue, groups: Iterable[Group], need: Need, number: int = 1) -> list[WorkerView]:
         """Return so many workers with the shortest queues that meet the need, of each group and class of life."""
@@ -226,12 +238,14 @@ class Pools:
         # The last first: where the others have some, a placement has found it before it comes to ask.
         return any(self._by_both[group].have(need) for group in reversed(ALL_GROUPS))
 
-    def could_ever_hold(self, order: SubmitRequest) -> bool:
-        """Tell whether a ready worker's cache could hold all of a request when idle."""
-        return order.prompt_tokens + order.max_new_tokens <= self.most_kv_tokens()
+    def could_ever_hold(self, order: SubmitRequest, numerics_class: str | None = None) -> bool:
+        """Tell whether a ready worker's cache, of a class or of any, could hold all of a request when idle."""
+        return order.prompt_tokens + order.max_new_tokens <= self.most_kv_tokens(numerics_class)
 
-    def most_kv_tokens(self) -> int:
-        """Tokens that the largest KV cache of a ready worker holds; 0 without workers."""
-        if self._most_kv_tokens is None:
-            self._most_kv_tokens = max(ranking.most_capacity() for ranking in self._by_home.values())
-        return self._most_kv_tokens
+    def most_kv_tokens(self, numerics_class: str | None = None) -> int:
+        """Tokens that the largest KV cache of a ready worker holds, of a class or of any; 0 without workers."""
+        known = self._most_kv_tokens.get(numerics_class)
+        if known is None:
+            known = max(ranking.most_capacity(numerics_class) for ranking in self._by_home.values())
+            self._most_kv_tokens[numerics_class] = known
+        return known

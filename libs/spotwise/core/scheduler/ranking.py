@@ -38,6 +38,7 @@ class Need:
         max_pending: bound on its pending prompt tokens where a prompt waits.
         max_remaining: bound on its remaining tokens to decode.
         below_kv_tokens: its cache must hold fewer tokens than this.
+        numerics_class: in which it must compute; `None` for any.
     """
 
     prompt_tokens: int
@@ -47,6 +48,7 @@ class Need:
     max_remaining: int | None = None
     without: frozenset[str] = frozenset()
     below_kv_tokens: int | None = None
+    numerics_class: str | None = None
 
     @property
     def kv_tokens(self) -> int:
@@ -60,6 +62,8 @@ class Need:
         if self.max_remaining is not None and view.remaining_tokens > _bound(self.max_remaining):
             return False
         if self.without and view.id in self.without:
+            return False
+        if self.numerics_class is not None and view.numerics_class != self.numerics_class:
             return False
         if self.below_kv_tokens is not None and view.kv_tokens >= self.below_kv_tokens:
             return False
@@ -234,6 +238,7 @@ class Ranking:
             or need.max_remaining is not None
             or bool(need.without)
             or need.below_kv_tokens is not None
+            or need.numerics_class is not None
         )
         least = -_NO_BOUND
         found: list[WorkerView] = []
@@ -281,6 +286,7 @@ class Ranking:
                 run.correct()
         return found
 
-    def most_capacity(self) -> int:
-        """Tokens that the largest KV cache here holds."""
-        return max((view.kv_tokens for view in self), default=0)
+    def most_capacity(self, numerics_class: str | None = None) -> int:
+        """Tokens that the largest KV cache here holds, of a class or of all."""
+        any_class = numerics_class is None
+        return max((view.kv_tokens for view in self if any_class or view.numerics_class == numerics_class), default=0)

@@ -23,10 +23,12 @@ class AcceptedRequest:
 
     Attributes:
         prompt_worker, token_worker: set once it has left the queue; `placed_by` is the rule that chose them.
+        numerics_class: class of its workers.
         by_life: the token worker was chosen for its expected life, in spite of a longer queue.
         prompt_queued: prompt tokens counted for the prompt worker.
         sent_s, assignment: when a worker was sent the request, and the number of that order.
         reserved_worker: the worker that drains for it, once no worker could take it; `passes`: requests placed there since.
+        classless_since_s: since when no ready worker of its class could hold it, where it waits for that; `None`: one could.
         holder, hop: the worker that its sequence has moved to, and the number of that move.
     """
 
@@ -37,11 +39,13 @@ class AcceptedRequest:
     token_worker: str | None = None
     prompt_queued: int = 0
     placed_by: PlacedBy | None = None
+    numerics_class: str = ""
     by_life: bool = False
     sent_s: float | None = None
     assignment: int | None = None
     reserved_worker: str | None = None
     passes: int = 0
+    classless_since_s: float | None = None
     holder: str | None = None
     hop: int = 0
 
@@ -160,10 +164,13 @@ class Requests:
         return [self._entries[choice_id] for choice_id in self._unanswered]
 
     def was_away(self, seconds: float) -> None:
-        """Extend the deadline of every reply by a time in which the scheduler was cut off."""
+        """Extend the deadline of every reply, and every wait for a class, by a time in which the scheduler was cut off."""
         for entry in self.unanswered:
             if entry.sent_s is not None:
                 entry.sent_s += seconds
+        for entry in self.queued:
+            if entry.classless_since_s is not None:
+                entry.classless_since_s += seconds
 
     def is_unanswered(self, entry: AcceptedRequest) -> bool:
         """Whether the request awaits a worker's reply."""

@@ -123,12 +123,6 @@ class SchedulerRole:
         self._lives = Lives(self.pools)
         self._weighs_lives = policy.interruption_s > 0
         self._requests = Requests()
-        self._admission = Admission(
-            self.pools,
-            max_queued=self.limits.max_queued,
-            max_queue_s=self.limits.max_queue_s,
-            max_unready_s=self.limits.max_unready_s,
-        )
         self._tombstones = Tombstones()
         self._confirmations = Confirmations(scheduler_id, self.limits.confirm_every_s)
         self._commands: list[SchedulerCommand] = []
@@ -140,6 +134,13 @@ class SchedulerRole:
             self.limits.lease_s,
             first_assignment,
             lambda command: self._commands.append(command),
+        )
+        self._admission = Admission(
+            self.pools,
+            self._assigner.classes,
+            max_queued=self.limits.max_queued,
+            max_queue_s=self.limits.max_queue_s,
+            max_unready_s=self.limits.max_unready_s,
         )
         self._handlers: dict[type, Callable[[Any, float], None]] = {
             m.SubmitRequest: self._submit,

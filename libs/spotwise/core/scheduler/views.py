@@ -78,6 +78,7 @@ class WorkerView:
         free_tokens: KV tokens that are free and not promised, in whole blocks; `kv_tokens` is its whole cache.
         reserves_ahead: the most new tokens of a request for which it reserves blocks.
         decoding: sequences in their token phase, or about to be.
+        numerics_class: in which it computes.
         life: its hazard, as far as it is known (`lives.py`); `None`: it stays, or nothing is known.
         unseen_prompts, unseen_decodes: prompt and token phases given to it that no report includes yet.
     """
@@ -93,6 +94,7 @@ class WorkerView:
         "life",
         "load",
         "member",
+        "numerics_class",
         "pending_prompt_tokens",
         "remaining_tokens",
         "reserves_ahead",
@@ -105,11 +107,13 @@ class WorkerView:
         self._intended: dict[str, int] = {}
         self.id = member.id
         self.life: WorkerLife | None = None
-        self.member, self.load = member, member.load or WorkerLoad()
+        self.member, self.load, self.numerics_class = member, member.load or WorkerLoad(), member.numerics_class
         self._recount()
 
     def reported(self, member: Member, scheduler_id: str, now: float) -> None:
         """Replace the report, and drop the assignments that it includes or that were lost on their way."""
+        if member.numerics is not self.member.numerics:
+            self.numerics_class = member.numerics_class
         self.member, self.load = member, member.load or WorkerLoad()
         seen = 0
         for id_, number in self.load.assignments_seen:

@@ -9,6 +9,7 @@ from enum import StrEnum
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.costs.cost_model import LinearIterationCost, TableIterationCost
 from spotwise.core.kv.swap import SwapPolicy, WhenFull
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.worker.kv.push_policy import ConfiguredPushMode
 from spotwise.core.worker.scheduling.mlfq import MlfqPolicy
 
@@ -58,6 +59,7 @@ class WorkerPolicy:
         cost: measured cost of this worker's iterations, by which `MLFQ` charges service; also a prompt token's cost
             until one is measured.
         confirm_every_s: seconds between two confirmations of attempts with their gateway; `None` where gateways do not answer.
+        crossing: what happens to KV of another numerics class.
         swap: what happens when the device is full of KV; other than `RECOMPUTE` and `DEFER` it needs host blocks.
     """
 
@@ -79,6 +81,7 @@ class WorkerPolicy:
     cost: LinearIterationCost | TableIterationCost | None = None
     swap: SwapPolicy = field(default_factory=SwapPolicy)
     confirm_every_s: float | None = None
+    crossing: Crossing = Crossing.COUNT
 
     def __post_init__(self) -> None:
         if not 0.0 <= self.watermark < 1.0:

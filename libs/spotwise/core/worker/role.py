@@ -62,10 +62,11 @@ class WorkerRole:
         pool: BlockPool,
         policy: WorkerPolicy | None = None,
         host: BlockPool | None = None,
+        numerics_class: str = "",
     ) -> None:
         self.worker_id = worker_id
         self._policy = policy = policy or WorkerPolicy()
-        self._table = table = SequenceTable(worker_id, pool, host, incarnation)
+        self._table = table = SequenceTable(worker_id, pool, host, incarnation, numerics_class)
         prefixes = PrefixCache(table, enabled=policy.prefix_caching)
         order = scheduling_policy_of(policy, table, prefixes)
         self._swaps = _swaps_of(policy, table, prefixes)
@@ -75,7 +76,7 @@ class WorkerRole:
             else FcfsKvAllocator(table, policy, prefixes)
         )
         self._arrivals = Arrivals(table)
-        self._token_side = TokenSide(table, self._allocator, self._arrivals, incarnation, address)
+        self._token_side = TokenSide(table, self._allocator, self._arrivals, incarnation, address, policy.crossing)
         self._prompt_side = PromptSide(table, policy)
         self._prefixes = prefixes
         self._moves = MoveSide(table, self._prompt_side, self._allocator)

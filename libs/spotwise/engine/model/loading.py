@@ -14,6 +14,7 @@ import torch
 import transformers
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from spotwise.core.messages.numerics import Numerics
 from spotwise.engine.model.attention_interface import ATTENTION_NAME, register_attention
 from spotwise.engine.model.bloom import adapt_bloom
 from spotwise.engine.model.checkpoint import read_checkpoint
@@ -23,6 +24,8 @@ from spotwise.engine.model.errors import ModelError, UnsupportedModelError
 from spotwise.engine.model.kv_size import AutoKvSize
 from spotwise.engine.model.model_digest import model_digest
 from spotwise.engine.model.quantization import Quantization, require_known_formats
+from spotwise.engine.native.library import FORMATS, load_kernels
+from spotwise.engine.native.numerics import numerics_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _WEIGHTS = ("keep", "widen")
@@ -77,6 +80,15 @@ def resolve(config: EngineConfig) -> tuple[torch.device, torch.dtype]:
     """Return the device and the dtype that a config names; raises `ValueError` where the device does not exist."""
     device = _device(config.device)
     return device, _dtype(config.dtype, device)
+
+
+def expected_numerics(config: EngineConfig) -> Numerics:
+    """Return the numerics that an engine will have, as far as they are known before its model is loaded; raises `ValueError`
+    where the device does not exist, or `SPOTWISE_KERNEL_ORDER` names no order.
+    """
+    device, dtype = resolve(config)
+    is_native = config.native and device.type == "cpu" and dtype in FORMATS and load_kernels() is not None
+    return numerics_of(torch.empty(0, dtype=dtype, device=device), 1 if is_native else None, 1)
 
 
 def read_model_config(config: EngineConfig) -> Any:

@@ -84,6 +84,18 @@ def resolve_model(
     )
 
 
+def gguf_of(reference: str) -> Path | None:
+    """Return the GGUF file that `reference` names, which is also the default model's; `None` for a folder and a hub id.
+
+    Raises:
+        ModelError: the default model is not installed.
+    """
+    if reference == DEFAULT_MODEL:
+        return _default_gguf()
+    path = Path(reference).expanduser()
+    return path.resolve() if path.is_file() and path.suffix.lower() == ".gguf" else None
+
+
 def check_model_folder(folder: Path) -> None:
     """Check that a folder's files and their headers are complete for serving.
 

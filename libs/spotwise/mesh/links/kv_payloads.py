@@ -9,8 +9,9 @@ import numpy as np
 import xxhash
 from numpy.typing import NDArray
 
+from spotwise.core.messages.numerics import Crossing, is_crossing
 from spotwise.mesh.links.ucx_link import LinkProtocol
-from spotwise.mesh.ports.ports import KvTransferError, PayloadMemory, layouts_differ, models_differ
+from spotwise.mesh.ports.ports import KvTransferError, PayloadMemory, classes_differ, layouts_differ, models_differ
 from spotwise.mesh.security.seal import SEALED_BYTES
 from spotwise.wire.kv_frames import FRAME_BYTES, FrameKind, KvFrame, decode_frame, encode_frame
 from spotwise.wire.link_hello import LinkHello, LinkKind
@@ -19,16 +20,21 @@ from spotwise.wire.link_hello import LinkHello, LinkKind
 _SMALL_BYTES = 4096
 
 
-def _why_not(mine: LinkHello, theirs: LinkHello) -> KvTransferError | None:
-    if theirs.layout != mine.layout:
-        return layouts_differ(mine.worker_id, theirs.worker_id)
-    if theirs.model_digest != mine.model_digest:
-        return models_differ(mine.worker_id, mine.model_digest, theirs.worker_id, theirs.model_digest)
-    return None
+def kv_links(crossing: Crossing = Crossing.COUNT) -> LinkProtocol[KvFrame]:
+    """Return the protocol of links between workers with one KV layout and the same weights; where crossings are refused, also
+    of one numerics class.
+    """
 
+    def why_not(mine: LinkHello, theirs: LinkHello) -> KvTransferError | None:
+        if theirs.layout != mine.layout:
+            return layouts_differ(mine.worker_id, theirs.worker_id)
+        if theirs.model_digest != mine.model_digest:
+            return models_differ(mine.worker_id, mine.model_digest, theirs.worker_id, theirs.model_digest)
+        if crossing is Crossing.REFUSE and is_crossing(mine.numerics_class, theirs.numerics_class):
+            return classes_differ(mine.worker_id, mine.numerics_class, theirs.worker_id, theirs.numerics_class)
+        return None
 
-#: Of links between workers with one KV layout and the same weights.
-KV_LINKS = LinkProtocol(LinkKind.KV, FRAME_BYTES, encode_frame, decode_frame, _why_not)
+    return LinkProtocol(LinkKind.KV, FRAME_BYTES, encode_frame, decode_frame, why_not)
 
 
 class HostPayloads:

@@ -11,10 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvHandoff, KvShare, KvSource, KvTarget
 from spotwise.mesh.links.kv_exports import ByteBudget, KvExports
-from spotwise.mesh.links.kv_payloads import KV_LINKS, HostPayloads, PayloadBuffers, ThreadScratch
+from spotwise.mesh.links.kv_payloads import HostPayloads, PayloadBuffers, ThreadScratch, kv_links
 from spotwise.mesh.links.ucx_inbox import KvInbox
 from spotwise.mesh.links.ucx_link import UcxLink
 from spotwise.mesh.links.ucx_links import UcxLinks
@@ -47,6 +48,7 @@ class TransferSettings:
         exported_bytes: maximum that is exported and not sent yet, of all links.
         window_wait_s: how long the first bytes of a push may be here before its `expect`.
         security: security of the links; by default, without a secret.
+        crossing: what becomes of KV of another numerics class.
     """
 
     host: str = "127.0.0.1"
@@ -58,6 +60,7 @@ class TransferSettings:
     exported_bytes: int = 64 * 2**20
     window_wait_s: float = 0.0
     security: LinkSecurity = field(default_factory=LinkSecurity)
+    crossing: Crossing = Crossing.COUNT
 
     def __post_init__(self) -> None:
         if min(self.chunk_bytes, self.in_flight, self.exported_bytes) < 1:
@@ -78,6 +81,7 @@ class UcxKvTransport:
         settings: TransferSettings | None = None,
         payloads: PayloadMemory | None = None,
         model_digest: str | None = None,
+        numerics_class: str = "",
         watch: WatchedPart | None = None,
     ) -> None:
         """Create the transport; nothing is opened before `start`.
@@ -88,6 +92,7 @@ class UcxKvTransport:
             on_handoff: called on the loop, once per accepted attempt; where it raises, the sender is refused.
             payloads: what the memory exports and imports; `None`: numpy arrays.
             model_digest: digest of this worker's weights; peers with another one are refused.
+            numerics_class: in which this worker computes its KV; peers of another one are refused where the settings say so.
             watch: over the copies to and from the memory; `None`: none.
         """
         self._settings = settings = settings or TransferSettings()
@@ -112,8 +117,8 @@ class UcxKvTransport:
             memory, payloads, buffers, self._copies, budget, scratch, chunk_bytes, settings.stream_bytes
         )
         self._links = UcxLinks(
-            LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest),
-            KV_LINKS,
+            LinkHello(worker_id, incarnation, layout_fingerprint(memory.layout), model_digest, numerics_class),
+            kv_links(settings.crossing),
             buffers,
             settings.in_flight,
             self._on_frame,

@@ -143,6 +143,11 @@ class MeshStore(KeptRequestStore, Protocol):
     async def end_term(self, service: str, holder: str) -> None:
         """Give that holder's lease back, and end its term; idempotent, also where another has it."""
 
+    async def claim_numerics(self, model: str, numerics: str, ttl_s: float) -> str:
+        """Claim a number format and order of summation for a model's workers for `ttl_s`, where no other is claimed; return
+        what is claimed. The claim is renewed where it is the same.
+        """
+
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """Write a planner's plan; return whether its holder has the lease, and the plan was written."""
 
@@ -172,6 +177,14 @@ def models_differ(worker_id: str, digest: str | None, peer_id: str, peer_digest:
     return KvTransferError(
         f"{peer_id} computes with other weights ({peer_digest or 'none'}) than {worker_id} ({digest or 'none'}); give both "
         "the same model folder"
+    )
+
+
+def classes_differ(worker_id: str, numerics_class: str, peer_id: str, peer_class: str) -> KvTransferError:
+    """Return the error of a hand-off between workers of different numerics classes, where crossings are refused."""
+    return KvTransferError(
+        f"{peer_id} computes in the numerics class {peer_class}, {worker_id} in {numerics_class}, and "
+        "SPOTWISE_CROSSING=refuse lets no KV cross; give both the same --dtype and kernel order, or count crossings"
     )
 
 

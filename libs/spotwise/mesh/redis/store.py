@@ -24,6 +24,7 @@ from spotwise.core.messages.members import (
     ProcessCores,
     QuarantinedPair,
 )
+from spotwise.core.messages.numerics import Numerics
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.json_types import reader_of
 from spotwise.mesh.process.server_urls import is_sentinel_url, without_passwords
@@ -113,6 +114,15 @@ redis.call('DEL', KEYS[1])
 redis.call('HSET', KEYS[1], 'incarnation', ARGV[1], 'fleet', ARGV[2])
 redis.call('EXPIRE', KEYS[1], ARGV[3])
 return 1
+"""
+
+# KEYS: claim; ARGV: numerics, the claim's time to live in milliseconds. Returns what is claimed; an equal claim is renewed.
+_CLAIM_NUMERICS = """
+local claimed = redis.call('GET', KEYS[1])
+if claimed and claimed ~= ARGV[1] then return claimed end
+redis.call('DEL', KEYS[1])
+redis.call('SET', KEYS[1], ARGV[1], 'PX', ARGV[2])
+return ARGV[1]
 """
 
 _MAX_CALLS = 32
@@ -231,6 +241,15 @@ class RedisStore(RedisRecords, RedisRequests):
             evaluated: Any = self._redis.eval(_END_TERM, len(keys), *keys, holder)
             await evaluated
 
+    async def claim_numerics(self, model: str, numerics: str, ttl_s: float) -> str:
+        """See `MeshStore`."""
+        async with self._turn():
+            evaluated: Any = self._redis.eval(
+                _CLAIM_NUMERICS, 1, subjects.numerics_claim_key(model), numerics, str(int(ttl_s * 1000))
+            )
+            claimed = await evaluated
+        return claimed.decode() if isinstance(claimed, bytes) else str(claimed)
+
     async def put_plan(self, holder: str, plan: Plan) -> bool:
         """See `MeshStore`."""
         keys = (subjects.lease_key(subjects.PLANNER), subjects.PLAN_KEY)
@@ -302,4 +321,6 @@ def _member(fields: dict[str, object]) -> Member:
     cores = fields.pop("cores", None)
     if isinstance(cores, dict):
         fields["cores"] = ProcessCores(**{**cores, "nodes": tuple(cores["nodes"])})
+    numerics = fields.pop("numerics", None)
+    fields["numerics"] = Numerics(**numerics) if isinstance(numerics, dict) else None
     return Member(**fields, quarantined=tuple(QuarantinedPair(**pair) for pair in quarantined))  # type: ignore[arg-type]

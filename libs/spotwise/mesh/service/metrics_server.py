@@ -52,7 +52,7 @@ class HostMetrics(Collector):
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
         self._dropped: Counter[Dropped] = Counter()
-        self._deadlines = 0
+        self._deadlines = self._foreign_kv = 0
         self._entries: dict[str, Callable[[], int]] = {}
         self.registry.register(self)
 
@@ -64,6 +64,10 @@ class HostMetrics(Collector):
     def deadline_passed(self) -> None:
         """Count a sequence that is dropped here because its client's deadline has come."""
         self._deadlines += 1
+
+    def foreign_kv_arrived(self) -> None:
+        """Count a hand-off whose KV is of another numerics class than this worker's."""
+        self._foreign_kv += 1
 
     def watch(self, of: str, entries: Callable[[], int]) -> None:
         """Show how many entries there are of something that is bounded; `entries` is called from another thread."""
@@ -81,4 +85,6 @@ class HostMetrics(Collector):
             entries.add_metric((of,), count())
         deadlines = CounterMetricFamily("spotwise_deadlines_passed", "Sequences dropped at their client's deadline.")
         deadlines.add_metric((), self._deadlines)
-        return [dropped, entries, deadlines]
+        foreign = CounterMetricFamily("spotwise_foreign_kv", "Hand-offs with KV of another numerics class.")
+        foreign.add_metric((), self._foreign_kv)
+        return [dropped, entries, deadlines, foreign]

@@ -14,6 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from spotwise.core.access.store_budget import DEFAULT_STORE_BYTES
+from spotwise.core.messages.numerics import Crossing
 from spotwise.core.requests.names import named_folders
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.security.plane_tls import PlaneTls
@@ -76,6 +77,11 @@ class ServiceSettings(BaseSettings):
         "many for a message or periodic work; 0: never",
     )
     pulse_file: Path | None = Field(None, description="file that the event loop touches twice a second; unset: none")
+    crossing: Crossing = Field(
+        Crossing.COUNT,
+        description="what happens to a request whose numerics class has no room: count (workers of another class go on with "
+        "it, and that is counted) or refuse (it waits for its class); the same for schedulers, workers and planners",
+    )
     journal: Path | None = Field(None, description="folder for journals of events and decisions; unset: none")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: Literal["console", "json"] = "console"

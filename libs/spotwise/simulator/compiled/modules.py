@@ -59,6 +59,7 @@ _INTERPRETED = frozenset(
         "core/membership/confirmation.py",
         "core/messages/fleet.py",
         "core/messages/groups.py",
+        "core/messages/numerics.py",
         "core/kv/stream.py",
         "core/messages/reshape.py",
     }

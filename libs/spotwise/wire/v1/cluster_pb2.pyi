@@ -60,6 +60,7 @@ class SubmitRequest(_message.Message):
     RECOVERING_FIELD_NUMBER: _builtins.int
     OPEN_BOUND_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASS_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     prompt_tokens: _builtins.int
@@ -69,6 +70,8 @@ class SubmitRequest(_message.Message):
     recovering: _builtins.bool
     open_bound: _builtins.bool
     tenant: _builtins.str
+    numerics_class: _builtins.str
+    """of its tokens so far; empty: it has none"""
     @_builtins.property
     def stream(self) -> Global___StreamRef: ...
     @_builtins.property
@@ -90,10 +93,11 @@ class SubmitRequest(_message.Message):
         recovering: _builtins.bool = ...,
         open_bound: _builtins.bool = ...,
         tenant: _builtins.str = ...,
+        numerics_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "deadline_unix_s", b"deadline_unix_s", "stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "avoid", b"avoid", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "open_bound", b"open_bound", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "recovering", b"recovering", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "avoid", b"avoid", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "max_new_tokens", b"max_new_tokens", "numerics_class", b"numerics_class", "open_bound", b"open_bound", "prefix_spans", b"prefix_spans", "priority", b"priority", "prompt_tokens", b"prompt_tokens", "recovering", b"recovering", "stream", b"stream", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015
@@ -467,6 +471,39 @@ class WorkerLoad(_message.Message):
 Global___WorkerLoad: _TypeAlias = WorkerLoad  # noqa: Y015
 
 @_typing.final
+class Numerics(_message.Message):
+    """What the bits of a worker's tokens depend on."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DTYPE_FIELD_NUMBER: _builtins.int
+    ORDER_FIELD_NUMBER: _builtins.int
+    KERNELS_FIELD_NUMBER: _builtins.int
+    QUANTISATION_FIELD_NUMBER: _builtins.int
+    BACKEND_FIELD_NUMBER: _builtins.int
+    dtype: _builtins.str
+    order: _builtins.str
+    kernels: _builtins.str
+    quantisation: _builtins.str
+    backend: _builtins.str
+    def __init__(
+        self,
+        *,
+        dtype: _builtins.str = ...,
+        order: _builtins.str = ...,
+        kernels: _builtins.str = ...,
+        quantisation: _builtins.str = ...,
+        backend: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["backend", b"backend", "dtype", b"dtype", "kernels", b"kernels", "order", b"order", "quantisation", b"quantisation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Numerics: _TypeAlias = Numerics  # noqa: Y015
+
+@_typing.final
 class QuarantinedPair(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -518,6 +555,7 @@ class Member(_message.Message):
     PLACE_FIELD_NUMBER: _builtins.int
     TERM_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
+    NUMERICS_FIELD_NUMBER: _builtins.int
     CORES_FIELD_NUMBER: _builtins.int
     id: _builtins.str
     kind: _builtins.str
@@ -552,6 +590,10 @@ class Member(_message.Message):
         """of devices and leaders of a group"""
 
     @_builtins.property
+    def numerics(self) -> Global___Numerics:
+        """of workers and devices that compute"""
+
+    @_builtins.property
     def cores(self) -> Global___ProcessCores:
         """of workers and devices that compute"""
 
@@ -578,11 +620,12 @@ class Member(_message.Message):
         place: Global___DevicePlace | None = ...,
         term: _builtins.int | None = ...,
         trouble: _builtins.str = ...,
+        numerics: Global___Numerics | None = ...,
         cores: Global___ProcessCores | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model_digest", b"model_digest", "numerics", b"numerics", "open_requests", b"open_requests", "place", b"place", "queued_requests", b"queued_requests", "term", b"term"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address", "trouble", b"trouble"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_cores", b"_cores", "_leaves_at_unix_s", b"_leaves_at_unix_s", "_model_digest", b"_model_digest", "_open_requests", b"_open_requests", "_place", b"_place", "_queued_requests", b"_queued_requests", "_term", b"_term", "cores", b"cores", "grpc_address", b"grpc_address", "host", b"host", "id", b"id", "incarnation", b"incarnation", "kind", b"kind", "leader_id", b"leader_id", "leaves_at_unix_s", b"leaves_at_unix_s", "load", b"load", "model", b"model", "model_digest", b"model_digest", "numerics", b"numerics", "open_requests", b"open_requests", "pid", b"pid", "place", b"place", "pool", b"pool", "quarantined", b"quarantined", "queued_requests", b"queued_requests", "state", b"state", "term", b"term", "transfer_address", b"transfer_address", "trouble", b"trouble"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__cores: _TypeAlias = _typing.Literal["cores"]  # noqa: Y015
     _WhichOneofArgType__cores: _TypeAlias = _typing.Literal["_cores", b"_cores"]  # noqa: Y015

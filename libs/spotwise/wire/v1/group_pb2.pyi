@@ -255,10 +255,15 @@ class KvHandoff(_message.Message):
     FIRST_TOKEN_ID_FIELD_NUMBER: _builtins.int
     LEVEL_FIELD_NUMBER: _builtins.int
     LATER_TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASS_FIELD_NUMBER: _builtins.int
+    HAS_FOREIGN_KV_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     num_tokens: _builtins.int
     first_token_id: _builtins.int
+    numerics_class: _builtins.str
+    """of the sender"""
+    has_foreign_kv: _builtins.bool
     @_builtins.property
     def level(self) -> Global___QueueLevel: ...
     @_builtins.property
@@ -272,10 +277,12 @@ class KvHandoff(_message.Message):
         first_token_id: _builtins.int = ...,
         level: Global___QueueLevel | None = ...,
         later_token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        numerics_class: _builtins.str = ...,
+        has_foreign_kv: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["level", b"level"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "first_token_id", b"first_token_id", "later_token_ids", b"later_token_ids", "level", b"level", "num_tokens", b"num_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["choice_id", b"choice_id", "epoch", b"epoch", "first_token_id", b"first_token_id", "has_foreign_kv", b"has_foreign_kv", "later_token_ids", b"later_token_ids", "level", b"level", "num_tokens", b"num_tokens", "numerics_class", b"numerics_class"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -324,6 +331,7 @@ class FormGroup(_message.Message):
     ADDRESSES_FIELD_NUMBER: _builtins.int
     SERVES_EARLY_FIELD_NUMBER: _builtins.int
     WEIGHTS_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASS_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     leader_id: _builtins.str
     stages: _builtins.int
@@ -337,6 +345,7 @@ class FormGroup(_message.Message):
     dtype: _builtins.str
     model_digest: _builtins.str
     serves_early: _builtins.bool
+    numerics_class: _builtins.str
     @_builtins.property
     def addresses(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -359,10 +368,11 @@ class FormGroup(_message.Message):
         addresses: _abc.Iterable[_builtins.str] | None = ...,
         serves_early: _builtins.bool = ...,
         weights: _abc.Iterable[_reshape_pb2.PlannedWeights] | None = ...,
+        numerics_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "model_digest", b"model_digest"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "serves_early", b"serves_early", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest", "addresses", b"addresses", "block_size", b"block_size", "dtype", b"dtype", "epoch", b"epoch", "exchange", b"exchange", "host_blocks", b"host_blocks", "leader_id", b"leader_id", "model_digest", b"model_digest", "num_blocks", b"num_blocks", "numerics_class", b"numerics_class", "serves_early", b"serves_early", "shard", b"shard", "shards", b"shards", "stage", b"stage", "stages", b"stages", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__model_digest: _TypeAlias = _typing.Literal["model_digest"]  # noqa: Y015
     _WhichOneofArgType__model_digest: _TypeAlias = _typing.Literal["_model_digest", b"_model_digest"]  # noqa: Y015

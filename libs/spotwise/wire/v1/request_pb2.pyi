@@ -231,6 +231,7 @@ class RequestRecord(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     PREFIX_SALT_FIELD_NUMBER: _builtins.int
     DEADLINE_UNIX_S_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASSES_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     gateway_id: _builtins.str
@@ -254,6 +255,10 @@ class RequestRecord(_message.Message):
     def adapter(self) -> Global___AdapterRef:
         """none: the model alone"""
 
+    @_builtins.property
+    def numerics_classes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """of output_token_ids, the latest last"""
+
     def __init__(
         self,
         *,
@@ -273,10 +278,11 @@ class RequestRecord(_message.Message):
         model_digest: _builtins.str | None = ...,
         prefix_salt: _builtins.str = ...,
         deadline_unix_s: _builtins.float | None = ...,
+        numerics_classes: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "adapter", b"adapter", "deadline_unix_s", b"deadline_unix_s", "model_digest", b"model_digest", "sampling", b"sampling", "stop", b"stop"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "adapter", b"adapter", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "output_token_ids", b"output_token_ids", "prefix_salt", b"prefix_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s", "_model_digest", b"_model_digest", "adapter", b"adapter", "arrival_unix_s", b"arrival_unix_s", "attempt_id", b"attempt_id", "choice_id", b"choice_id", "deadline_unix_s", b"deadline_unix_s", "epoch", b"epoch", "gateway_id", b"gateway_id", "model", b"model", "model_digest", b"model_digest", "numerics_classes", b"numerics_classes", "output_token_ids", b"output_token_ids", "prefix_salt", b"prefix_salt", "priority", b"priority", "prompt_token_ids", b"prompt_token_ids", "sampling", b"sampling", "stop", b"stop", "tenant", b"tenant"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__deadline_unix_s: _TypeAlias = _typing.Literal["deadline_unix_s"]  # noqa: Y015
     _WhichOneofArgType__deadline_unix_s: _TypeAlias = _typing.Literal["_deadline_unix_s", b"_deadline_unix_s"]  # noqa: Y015
@@ -400,10 +406,13 @@ class TokenBatch(_message.Message):
     EXTRAS_FIELD_NUMBER: _builtins.int
     INCARNATION_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASS_FIELD_NUMBER: _builtins.int
     worker_id: _builtins.str
     incarnation: _builtins.int
     """of the worker"""
     number: _builtins.int
+    numerics_class: _builtins.str
+    """of the worker"""
     @_builtins.property
     def attempt_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -422,10 +431,11 @@ class TokenBatch(_message.Message):
         extras: _abc.Iterable[Global___TokenExtra] | None = ...,
         incarnation: _builtins.int = ...,
         number: _builtins.int | None = ...,
+        numerics_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "number", b"number"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "attempt_ids", b"attempt_ids", "extras", b"extras", "incarnation", b"incarnation", "number", b"number", "token_ids", b"token_ids", "token_indexes", b"token_indexes", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_number", b"_number", "attempt_ids", b"attempt_ids", "extras", b"extras", "incarnation", b"incarnation", "number", b"number", "numerics_class", b"numerics_class", "token_ids", b"token_ids", "token_indexes", b"token_indexes", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__number: _TypeAlias = _typing.Literal["number"]  # noqa: Y015
     _WhichOneofArgType__number: _TypeAlias = _typing.Literal["_number", b"_number"]  # noqa: Y015

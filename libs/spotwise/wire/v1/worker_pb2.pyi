@@ -126,6 +126,7 @@ class ReserveKv(_message.Message):
     TERM_FIELD_NUMBER: _builtins.int
     PRIORITY_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    NUMERICS_CLASS_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     scheduler_id: _builtins.str
@@ -139,6 +140,8 @@ class ReserveKv(_message.Message):
     """of the scheduler"""
     priority: _builtins.int
     tenant: _builtins.str
+    numerics_class: _builtins.str
+    """of the KV to come"""
     @_builtins.property
     def stream(self) -> _cluster_pb2.StreamRef: ...
     def __init__(
@@ -157,10 +160,11 @@ class ReserveKv(_message.Message):
         term: _builtins.int = ...,
         priority: _builtins.int = ...,
         tenant: _builtins.str = ...,
+        numerics_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["stream", b"stream"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "priority", b"priority", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["assignment", b"assignment", "choice_id", b"choice_id", "epoch", b"epoch", "hop", b"hop", "kv_tokens", b"kv_tokens", "lease_s", b"lease_s", "max_new_tokens", b"max_new_tokens", "numerics_class", b"numerics_class", "priority", b"priority", "scheduler_id", b"scheduler_id", "source_id", b"source_id", "stream", b"stream", "tenant", b"tenant", "term", b"term"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -367,6 +371,7 @@ class RequestMoved(_message.Message):
     HOP_FIELD_NUMBER: _builtins.int
     FIRST_INDEX_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    SOURCE_CLASS_FIELD_NUMBER: _builtins.int
     choice_id: _builtins.str
     epoch: _builtins.int
     attempt_id: _builtins.int
@@ -374,6 +379,8 @@ class RequestMoved(_message.Message):
     source_id: _builtins.str
     hop: _builtins.int
     first_index: _builtins.int
+    source_class: _builtins.str
+    """of those tokens"""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     def __init__(
@@ -387,10 +394,11 @@ class RequestMoved(_message.Message):
         hop: _builtins.int = ...,
         first_index: _builtins.int = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        source_class: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "choice_id", b"choice_id", "epoch", b"epoch", "first_index", b"first_index", "hop", b"hop", "source_id", b"source_id", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt_id", b"attempt_id", "choice_id", b"choice_id", "epoch", b"epoch", "first_index", b"first_index", "hop", b"hop", "source_class", b"source_class", "source_id", b"source_id", "token_ids", b"token_ids", "worker_id", b"worker_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -17,6 +17,7 @@ from spotwise.mesh.grpc.device_control import Report
 from spotwise.mesh.ports.ports import MeshError
 from spotwise.mesh.process.background_work import uninterrupted
 from spotwise.mesh.service.host import ServiceHost
+from spotwise.worker.groups.group_numerics import require_class
 from spotwise.worker.groups.group_part import GroupPart
 from spotwise.worker.groups.part_transfers import PartTransfers
 from spotwise.worker.kv_transfers import KvPushes
@@ -145,6 +146,7 @@ class DeviceSession:
     async def _form(self, form: g.FormGroup) -> None:
         await self._leave()
         try:
+            require_class(form, self._device.settings)
             loaded = await self._part.load(form)
             digest = self._part.engine.engine.model_digest
             if digest != form.model_digest:

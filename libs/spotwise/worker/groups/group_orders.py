@@ -11,7 +11,12 @@ from spotwise.worker.settings import WorkerSettings
 
 
 def unformed(
-    settings: WorkerSettings, leader_id: str, dtype: str, model_digest: str | None, order: m.LeadGroup | None
+    settings: WorkerSettings,
+    leader_id: str,
+    dtype: str,
+    model_digest: str | None,
+    order: m.LeadGroup | None,
+    numerics_class: str = "",
 ) -> g.FormGroup:
     """Return the order to form a worker's group, but for what its devices decide."""
     return g.FormGroup(
@@ -29,6 +34,7 @@ def unformed(
         model_digest=model_digest,
         serves_early=order is not None and order.serves_early,
         weights=() if order is None else order.weights,
+        numerics_class=numerics_class,
     )
 
 

@@ -25,6 +25,7 @@ from spotwise.worker.groups.device_parts import DeviceParts
 from spotwise.worker.groups.formation import GroupFormation
 from spotwise.worker.groups.group_engine import GroupEngine
 from spotwise.worker.groups.group_kv import GroupKvTransport
+from spotwise.worker.groups.group_numerics import group_numerics
 from spotwise.worker.groups.group_orders import report_formed, unformed
 from spotwise.worker.groups.process import DeviceProcess
 from spotwise.worker.runtime import RuntimeView
@@ -148,7 +149,7 @@ async def _formed_group(
             host,
             part,
             engine,
-            unformed(settings, host.id, sizes.dtype, sizes.digest, order),
+            unformed(settings, host.id, sizes.dtype, sizes.digest, order, group_numerics(settings, sizes.dtype).name),
             process.offer,
             partial(with_exchange, choice=settings.group_exchange),
             () if order is None else order.device_ids[1:],

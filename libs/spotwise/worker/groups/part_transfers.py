@@ -51,9 +51,11 @@ class PartTransfers:
                 push_timeout_s=settings.push_timeout_s,
                 window_wait_s=WINDOW_WAIT_S,
                 security=security,
+                crossing=settings.crossing,
             ),
             payloads=payloads,
             model_digest=engine.engine.model_digest,
+            numerics_class=engine.engine.numerics.name,
             watch=self._copies,
         )
         self.pushes = KvPushes(self._transport, memory.num_layers, engine.block_size, host.spawn, self._ended)

@@ -15,7 +15,9 @@ from spotwise.mesh.grpc.device_control import Report, device_handler
 from spotwise.mesh.links.group_sockets import GroupSockets
 from spotwise.mesh.service.group import ServiceGroup
 from spotwise.mesh.service.run import control_access
+from spotwise.worker.claimed_numerics import agreed_settings
 from spotwise.worker.groups.device_parts import DeviceParts
+from spotwise.worker.groups.group_numerics import group_numerics
 from spotwise.worker.groups.leading import lead_worker
 from spotwise.worker.groups.model_sketch import model_of_others
 from spotwise.worker.groups.process import DeviceProcess
@@ -102,6 +104,8 @@ async def _serve(settings: WorkerSettings, leader_id: str, *, leads: bool, has_f
             settings = await stack.enter_async_context(model_of_others(settings, members.store))
         host = await stack.enter_async_context(members.joined(settings, MemberKind.DEVICE))
         host.introduce(model=settings.served_name, leader_id=leader_id, cores=cores)
+        settings = await agreed_settings(settings, host)
+        host.introduce(numerics=group_numerics(settings))
         parts = DeviceParts(settings, sockets, host)
         lead = partial(lead_worker, runtimes, parts)
         process = DeviceProcess(members, host, settings, parts, sockets.address, lead)

@@ -75,6 +75,7 @@ async def started_simulated_worker(
     listener cannot be opened.
     """
     runtime: WorkerRuntime | None = None
+    host.introduce(numerics=settings.numerics)
     transport = _transport(
         settings,
         costs,
@@ -107,8 +108,12 @@ def _transport(
             incarnation=incarnation,
             on_handoff=on_handoff,
             settings=TransferSettings(
-                host=settings.peer_host, push_timeout_s=settings.push_timeout_s, security=settings.link_security()
+                host=settings.peer_host,
+                push_timeout_s=settings.push_timeout_s,
+                security=settings.link_security(),
+                crossing=settings.crossing,
             ),
+            numerics_class=host.member.numerics_class,
         )
     return TimedKvTransport(
         bus=host.bus,

@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from spotwise.core.costs.cost_model import NO_LINK, LinkCost
 from spotwise.core.costs.cost_profile import BUILT_IN, USUAL_HOST_LINK, CostProfile, at_speed
 from spotwise.core.messages.members import Pool
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.worker.policy import WorkerPolicy
 from spotwise.worker.settings import Cost, WorkerSettings
 
@@ -54,6 +55,11 @@ class SimulatedWorkerSettings(WorkerSettings):
         file cannot be read, or is no profile.
         """
         return self.cost_profile() or BUILT_IN
+
+    @property
+    def numerics(self) -> Numerics | None:
+        """The numerics that its workers claim to have: those of `dtype`, for trials with several classes; `auto`: none."""
+        return None if self.dtype == "auto" else Numerics(self.dtype, "simulated")
 
     def num_blocks(self, costs: CostProfile) -> int:
         """Return the KV blocks of a worker: the profile's, or those of `kv_cache_bytes` where it is a number."""

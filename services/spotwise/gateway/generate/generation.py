@@ -24,6 +24,7 @@ class EarlierTokens:
         epoch: their last attempt; 0 without any.
         deltas: the tokens that they saved, in order, from the first on.
         model_digest: digest of the weights that drew them.
+        numerics_classes: those that they were computed in, the latest last.
         stop: as they had fitted it to the workers; `None` where nothing was submitted.
         chunk: the tokens as they are saved, where they may have to be saved again.
     """
@@ -31,6 +32,7 @@ class EarlierTokens:
     epoch: int = 0
     deltas: tuple[TokenDelta, ...] = ()
     model_digest: str | None = None
+    numerics_classes: tuple[str, ...] = ()
     stop: StopCriteria | None = None
     chunk: bytes = b""
 

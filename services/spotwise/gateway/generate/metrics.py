@@ -11,6 +11,7 @@ that only workers know (queue time, KV use, preemptions) come with their heartbe
 from __future__ import annotations
 
 import time
+from collections import Counter as CountOf
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -21,6 +22,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from spotwise.core.access.quotas import KeyLimit
 from spotwise.core.access.store_budget import FULL_FOR_S, Kind, RoomUse
 from spotwise.core.messages.members import Member
+from spotwise.core.messages.numerics import CrossingKind
 from spotwise.gateway.generate.generation import SequenceSpec
 from spotwise.gateway.schema.parameters import counted_name
 
@@ -167,6 +169,21 @@ class GatewayMetrics:
         self._resumed = counter("spotwise_requests_resumed", "Answers that a further connection went on with.")
         self._store_full = gauge("spotwise_store_full", "1 where the store had no more memory within the last minute.")
         self._parked = counter("spotwise_requests_parked", "Sequences paused because their clients did not read.")
+        self._crossings = Counter(
+            "spotwise_class_crossings",
+            "Sequences that went on in another numerics class.",
+            ("model_name", "kind"),
+            registry=registry,
+        )
+        for kind in CrossingKind:
+            self._crossings.labels(model_name, kind.value)
+        self._class_workers = Gauge(
+            "spotwise_class_workers",
+            "Workers of a numerics class that take requests.",
+            ("model_name", "numerics_class"),
+            registry=registry,
+        )
+        self._classes: frozenset[str] = frozenset()
         #: By what workers count since their start.
         self._counted = {
             "preemptions": counter("vllm:num_preemptions", "Times a sequence lost its KV blocks to another one."),
@@ -242,6 +259,19 @@ class GatewayMetrics:
     def count_parked(self) -> None:
         """Count a sequence that gives its place up until its client reads."""
         self._parked.inc()
+
+    def count_crossing(self, kind: CrossingKind) -> None:
+        """Count a sequence that goes on in another numerics class."""
+        self._crossings.labels(self._model_name, kind.value).inc()
+
+    def observe_classes(self, ready: Iterable[Member]) -> None:
+        """Show how many workers of each numerics class take requests; a class without any has no series."""
+        workers = CountOf(worker.numerics_class for worker in ready if worker.numerics_class)
+        for name in self._classes - workers.keys():
+            self._class_workers.remove(self._model_name, name)
+        for name, count in workers.items():
+            self._class_workers.labels(self._model_name, name).set(count)
+        self._classes = frozenset(workers)
 
     def count_prompt(self, prompt_tokens: int) -> None:
         """Count the prompts of an API request."""

@@ -54,7 +54,8 @@ class AttemptOrders:
         host: store and bus.
         terms: names and patience.
         is_open: tells whether an attempt, by choice id and epoch, is the current one of an open request.
-        most_kv_tokens: tokens that the largest KV cache in the mesh holds now; 0 where no worker is ready.
+        most_kv_tokens: tokens that the largest KV cache in the mesh holds now, of a numerics class where that has a worker; 0
+            where no worker is ready.
         saver: saves the tokens of kept requests.
         feed: gives the role an answer, or a failure.
     """
@@ -64,7 +65,7 @@ class AttemptOrders:
         host: ServiceHost,
         terms: SubmissionTerms,
         is_open: Callable[[str, int], bool],
-        most_kv_tokens: Callable[[], int],
+        most_kv_tokens: Callable[[str], int],
         saver: TokenSaver,
         feed: Callable[[Message | g.SubmitFailed | g.RequestTaken], None],
     ) -> None:
@@ -104,7 +105,7 @@ class AttemptOrders:
     async def _submit(self, stream: TokenStream, command: g.SubmitAttempt) -> None:
         attempt = (command.choice_id, command.epoch)
         failed = partial(self._submit_failed, command)
-        stop = self._stop(stream.spec, len(command.output_token_ids))
+        stop = self._stop(stream.spec, command)
         try:
             async with self._turns.turn(), stream.record_turn:
                 if not self._is_open(*attempt):
@@ -141,12 +142,13 @@ class AttemptOrders:
             return
         self._feed(answer)
 
-    def _stop(self, spec: SequenceSpec, committed: int) -> StopCriteria:
+    def _stop(self, spec: SequenceSpec, command: g.SubmitAttempt) -> StopCriteria:
         """Return when an attempt ends: one without a bound of its client's at what the largest worker holds now. The next one
         may have more or less; one with a bound, or that no worker holds as it is, is left to the scheduler. While none is ready
         it stays as it is: a scheduler rejects it once workers are, and the next attempt is sized by them.
         """
-        free_tokens = self._most_kv_tokens() - len(spec.prompt_token_ids) - committed
+        committed = len(command.output_token_ids)
+        free_tokens = self._most_kv_tokens(_class_of(command)) - len(spec.prompt_token_ids) - committed
         if not spec.unbounded or free_tokens < 1 or spec.stop.max_new_tokens - committed <= free_tokens:
             return spec.stop
         return replace(spec.stop, max_new_tokens=committed + free_tokens)
@@ -183,6 +185,7 @@ class AttemptOrders:
             prefix_salt=stream.spec.prefix_salt,
             deadline_unix_s=stream.spec.deadline_unix_s,
             adapter=stream.spec.adapter,
+            numerics_classes=command.numerics_classes,
         )
 
     def _order(self, stream: TokenStream, command: g.SubmitAttempt, stop: StopCriteria) -> SubmitRequest:
@@ -202,6 +205,7 @@ class AttemptOrders:
             recovering=command.recovering,
             open_bound=stream.spec.unbounded,
             tenant=stream.spec.tenant,
+            numerics_class=_class_of(command),
         )
 
     async def _delete_record(self, stream: TokenStream) -> None:
@@ -215,3 +219,8 @@ class AttemptOrders:
                     await self._host.store.delete_record(stream.choice_id)
         except MeshError:
             return  # it expires
+
+
+def _class_of(command: g.SubmitAttempt) -> str:
+    """Return the class of an attempt's latest token; empty without tokens."""
+    return command.numerics_classes[-1] if command.numerics_classes else ""

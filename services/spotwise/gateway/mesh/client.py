@@ -73,6 +73,7 @@ _STATUS = {
     RejectCode.NEVER_FITS: 400,
     RejectCode.QUEUE_TIMEOUT: 503,
     RejectCode.DEADLINE_EXCEEDED: 504,
+    RejectCode.NO_CLASS: 503,
     g.FAIL_NO_SCHEDULER: 503,
     g.FAIL_NOT_RECOVERED: 503,
     g.FAIL_ENGINE: 500,
@@ -105,7 +106,7 @@ class MeshGeneration:
         )
         self._knew_scheduler = False
         self._streams: dict[str, TokenStream] = {}
-        self.saver = TokenSaver(host.store, self._role.model_digest, self.step_down)
+        self.saver = TokenSaver(host.store, self._role.origin, self.step_down)
         self._attempts = AttemptOrders(
             host, terms, self._role.is_open, self._most_kv_tokens, self.saver, lambda event: self._loop.feed(event)
         )
@@ -122,6 +123,7 @@ class MeshGeneration:
                 g.Deliver: self._deliver,
                 g.Accept: self._accept,
                 g.Fail: self._fail,
+                g.CountCrossing: lambda command: metrics.count_crossing(command.kind),
                 g.PublishLoad: lambda command: host.post(subjects.LOAD, command.report),
                 Send: lambda command: host.send(command.recipient_id, command.message),
                 RecordLedger: lambda command: host.record(command.entry),
@@ -192,7 +194,8 @@ class MeshGeneration:
         if earlier.finish_reason is None:
             prompt_tokens = len(stream.spec.prompt_token_ids)
             ids = stream.choice_id, prompt_tokens, earlier.epoch, earlier.token_ids
-            self._loop.feed(g.RequestResumed(*ids, earlier.model_digest, stream.spec.deadline_unix_s))
+            origin = earlier.model_digest, earlier.numerics_classes
+            self._loop.feed(g.RequestResumed(*ids, *origin, stream.spec.deadline_unix_s))
 
     def attempts(self, choice_ids: Iterable[str]) -> dict[str, KeptAttempt]:
         """Return the attempts of those choices that run here and were submitted."""
@@ -230,9 +233,13 @@ class MeshGeneration:
             if worker.state is MemberState.READY and (not served or worker.model_digest in served)
         ]
 
-    def _most_kv_tokens(self) -> int:
-        """Tokens that the largest KV cache of a worker that takes requests holds now; 0 without one."""
-        loads = [worker.load for worker in self._ready_workers() if worker.load is not None]
+    def _most_kv_tokens(self, numerics_class: str) -> int:
+        """Tokens that the largest KV cache of a worker that takes requests holds now, of a class where that has any; 0 without
+        one.
+        """
+        ready = self._ready_workers()
+        of_class = [worker for worker in ready if worker.numerics_class == numerics_class]
+        loads = [worker.load for worker in of_class or ready if worker.load is not None]
         return max((load.kv_blocks_total * load.kv_block_size for load in loads), default=0)
 
     def why_not_ready(self) -> str | None:
@@ -268,6 +275,7 @@ class MeshGeneration:
         self._loop.feed(tick)
         self._knew_scheduler = self._knew_scheduler or bool(self._role.membership.all(MemberKind.CLUSTER_SCHEDULER))
         self._metrics.observe_workers(self._role.membership.workers())
+        self._metrics.observe_classes(self._ready_workers())
 
     # --- commands -----------------------------------------------------------------------------------------------------
 

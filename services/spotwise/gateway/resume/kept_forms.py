@@ -1,7 +1,7 @@
 """The forms in which a prepared request and its tokens are kept, from which another gateway continues.
 
-A chunk of them is the index of its choice (none for the first), the digest of the weights that drew them and a `TokenBatch`,
-with blanks between. To read or write many is work for a thread.
+A chunk of them is the index of its choice (none for the first), the digest of the weights that drew them, the numerics classes
+of all tokens so far (separated by commas) and a `TokenBatch`, with blanks between. To read or write many is work for a thread.
 """
 
 from __future__ import annotations
@@ -62,28 +62,41 @@ def owned(prepared: PreparedRequest, owner: str, earlier: Sequence[EarlierTokens
     return replace(prepared, sequences=sequences)
 
 
-def written_chunk(index: int, deltas: Sequence[TokenDelta], digest: str | None) -> bytes:
-    """Return tokens of a choice as a chunk; `digest` is of the weights that drew them."""
-    return f"{index or ''} {digest or ''} ".encode() + encode(TokenBatch("", tuple(deltas)))
+def written_chunk(
+    index: int, deltas: Sequence[TokenDelta], digest: str | None, numerics_classes: Iterable[str] = ()
+) -> bytes:
+    """Return tokens of a choice as a chunk; `digest` is of the weights that drew them, `numerics_classes` are those of all
+    tokens so far.
+    """
+    return f"{index or ''} {digest or ''} {','.join(numerics_classes)} ".encode() + encode(
+        TokenBatch("", tuple(deltas))
+    )
 
 
 def read_chunks(chunks: Iterable[bytes], choices: int) -> list[EarlierTokens]:
     """Return what was saved of each choice."""
     deltas: list[list[TokenDelta]] = [[] for _ in range(choices)]
     digests: list[str | None] = [None] * choices
+    classes: list[tuple[str, ...]] = [()] * choices
     for chunk in chunks:
-        number, digest, payload = chunk.split(b" ", 2)
+        number, digest, names, payload = chunk.split(b" ", 3)
         batch, index = decode(payload), int(number or 0)
         assert isinstance(batch, TokenBatch)
         digests[index] = digest.decode() or digests[index]
+        classes[index] = tuple(names.decode().split(",")) if names else classes[index]
         deltas[index] += [delta for delta in batch.deltas if delta.token_index >= len(deltas[index])]
-    return [EarlierTokens(0, tuple(each), digest) for each, digest in zip(deltas, digests, strict=True)]
+    return [
+        EarlierTokens(0, tuple(each), digest, known)
+        for each, digest, known in zip(deltas, digests, classes, strict=True)
+    ]
 
 
 def tokens_to_go_on(chunks: Iterable[bytes], choices: int) -> list[EarlierTokens]:
     """Return what was saved of each choice, and as one chunk, in which it is saved again where the store loses it."""
     return [
-        replace(each, chunk=written_chunk(index, each.deltas, each.model_digest)) if each.deltas else each
+        replace(each, chunk=written_chunk(index, each.deltas, each.model_digest, each.numerics_classes))
+        if each.deltas
+        else each
         for index, each in enumerate(read_chunks(chunks, choices))
     ]
 

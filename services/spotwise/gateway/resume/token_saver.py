@@ -43,7 +43,7 @@ class _Choice:
         chunks: in order, without a gap, from the first token on.
         levels: level of each chunk: how often its tokens were merged.
         saved: how many tokens the store has, as far as is known.
-        digest: digest of the weights that drew them.
+        digest: digest of the weights that drew them; `numerics_classes`: those that they were computed in, the latest last.
         is_taken: its request has another owner.
         has_no_room: its request is not kept any more, since its tokens had no room in the store.
     """
@@ -56,6 +56,7 @@ class _Choice:
     levels: list[int] = field(default_factory=list)
     saved: int = 0
     digest: str | None = None
+    numerics_classes: tuple[str, ...] = ()
     is_taken: bool = False
     has_no_room: bool = False
 
@@ -74,13 +75,13 @@ class _Choice:
         while self._has_chunks_to_merge:
             merged, first = self.chunks[-_MERGED:], self.chunks[-_MERGED].first
             earlier = read_chunks((each.chunk for each in merged), self.index + 1)[self.index]
-            chunk = written_chunk(self.index, earlier.deltas, earlier.model_digest)
+            chunk = written_chunk(self.index, earlier.deltas, earlier.model_digest, earlier.numerics_classes)
             self.chunks[-_MERGED:] = [self._kept(first, len(earlier.deltas), chunk)]
             self.levels[-_MERGED:] = [self.levels[-1] + 1]
         if not self.deltas:
             return 0
         deltas, self.deltas = self.deltas, []
-        written = partial(written_chunk, self.index, deltas, self.digest)
+        written = partial(written_chunk, self.index, deltas, self.digest, self.numerics_classes)
         entries = sum(1 + len(delta.prompt_logprobs or ()) for delta in deltas)
         chunk = await asyncio.to_thread(written) if entries > _WRITTEN_ENTRIES else written()
         self.chunks.append(self._kept(self.ready, len(deltas), chunk))
@@ -102,7 +103,7 @@ class _Choice:
 
     def go_on(self, earlier: EarlierTokens) -> None:
         """Begin with the tokens that are saved, as one chunk."""
-        self.digest = earlier.model_digest
+        self.digest, self.numerics_classes = earlier.model_digest, earlier.numerics_classes
         self.chunks, self.levels = [self._kept(0, len(earlier.deltas), earlier.chunk)], [0]
         self.saved = self.ready
 
@@ -117,15 +118,18 @@ class TokenSaver:
 
     Args:
         store: keeps them.
-        digest_of: gives the digest of the weights that draw a choice's tokens.
+        origin_of: gives the digest of the weights that draw a choice's tokens, and the numerics classes of these.
         taken: called with each choice that another gateway has taken over.
     """
 
     def __init__(
-        self, store: KeptRequestStore, digest_of: Callable[[str], str | None], taken: Callable[[str], None]
+        self,
+        store: KeptRequestStore,
+        origin_of: Callable[[str], tuple[str | None, tuple[str, ...]]],
+        taken: Callable[[str], None],
     ) -> None:
         self._store = store
-        self._digest_of = digest_of
+        self._origin_of = origin_of
         self._taken = taken
         self._choices: dict[str, _Choice] = {}
         self._turn = asyncio.Lock()
@@ -151,7 +155,9 @@ class TokenSaver:
         """Take its next tokens."""
         if (choice := self._choices.get(choice_id)) is not None and not choice.has_no_room:
             choice.deltas.extend(deltas)
-            choice.digest = self._digest_of(choice_id) or choice.digest
+            digest, numerics_classes = self._origin_of(choice_id)
+            choice.digest = digest or choice.digest
+            choice.numerics_classes = numerics_classes or choice.numerics_classes
 
     def forget(self, choice_id: str, owner: str) -> None:
         """End with a choice of an owner, whose request has ended or has another one."""

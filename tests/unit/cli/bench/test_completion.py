@@ -35,6 +35,12 @@ async def test_chunks_are_timed_and_tokens_counted_by_usage() -> None:
     assert answer.output_tokens == 3
 
 
+async def test_a_usage_may_come_with_the_last_text() -> None:
+    """As llama.cpp's; an event may also be without any."""
+    last = {"choices": [{"text": ""}], "usage": {"completion_tokens": 2}}
+    assert (await stream_completion(stream_of({"choices": [{"text": "a"}]}, last), "m", [1], 2)).output_tokens == 2
+
+
 async def test_fewer_tokens_than_requested_are_an_error() -> None:
     with pytest.raises(CommandError, match="brought 2 tokens where 3"):
         await stream_completion(stream_of(TOKEN, TOKEN, usage(2)), "m", [1], 3)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import httpx
@@ -97,7 +98,15 @@ def test_a_refusal_without_the_api_s_form_shows_the_beginning_of_the_answer(
 def test_an_event_that_is_an_error_is_one() -> None:
     with pytest.raises(CommandError, match=r"^a stream failed: worker lost$"):
         decode_event('data: {"error": {"message": "worker lost"}}')
+    with pytest.raises(CommandError, match=r"^a stream failed: full$"):
+        decode_event('data: {"error": "full"}')
     assert decode_event("data: [DONE]") is decode_event(": a comment") is decode_event("id: 1.2") is None
+
+
+@pytest.mark.parametrize("data", ["{", "[1]", "<html>" + "x" * 300])
+def test_an_event_that_cannot_be_read_is_shown(data: str) -> None:
+    with pytest.raises(CommandError, match=rf"^a stream cannot be read \(.+\): '{re.escape(data[:200])}'$"):
+        decode_event(f"data: {data}")
 
 
 async def test_a_stream_that_breaks_off_is_no_answer() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from spotwise.core.messages import mesh as m
 from spotwise.core.messages.members import DevicePlace, Pool
+from spotwise.core.messages.numerics import Numerics
 from spotwise.core.parallel.config import ParallelConfig
 from spotwise.core.parallel.model_partition import LayerMatrix, ModelDimensions
 from spotwise.core.parallel.model_shape import ModelShape
@@ -61,10 +62,10 @@ class ReshapeBench(PlannerBench):
         if term is not None:
             self.feed(c.TermHeld(term, 1e12, plan))
 
-    def join_device(self, device_id: str) -> None:
+    def join_device(self, device_id: str, numerics: Numerics | None = None) -> None:
         """Let a device join that is in no group."""
         self.devices[device_id] = m.DeviceSurveyed(device_id, 1, 0, self.model)
-        self.workers[device_id] = plain_member(device_id, m.MemberKind.DEVICE)
+        self.workers[device_id] = replace(plain_member(device_id, m.MemberKind.DEVICE), numerics=numerics)
         self.feed(self.workers[device_id])
 
     def serve(self, each: m.DeviceGroup, state: m.MemberState = m.MemberState.READY, incarnation: int = 1) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from spotwise.core.costs.batching import BatchLimits
 from spotwise.core.kv.blocks import BlockPool
 from spotwise.core.messages import hand_offs as h
@@ -40,13 +42,14 @@ class WorkerBench:
         limits: BatchLimits | None = None,
         policy: WorkerPolicy | None = None,
         host_blocks: int = 20,
+        numerics_class: str = "",
     ) -> None:
         self.now = 1000.0
         self.pool = BlockPool(blocks, BLOCK_SIZE)
         plain = WorkerPolicy(limits or BatchLimits(), Reserve.MAX_TOKENS, prefix_caching=False)
         self.host = BlockPool(host_blocks, BLOCK_SIZE)
         self.prompt_tokens: dict[str, int] = {}
-        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain, self.host)
+        self.role = WorkerRole("w", 9, "w:2", self.pool, policy or plain, self.host, numerics_class)
 
     def feed(self, event: c.WorkerEvent, after_s: float = 0.0) -> list[c.WorkerCommand]:
         """Let time pass, then the event happen."""
@@ -69,12 +72,11 @@ class WorkerBench:
         gateway: str = "g",
         priority: int = 0,
         tenant: str = "",
+        numerics_class: str = "",
     ) -> list[c.WorkerCommand]:
         stream = stream_of(choice_id, epoch, gateway)
-        order = m.ReserveKv(
-            choice_id, epoch, stream, "s", number, tokens, new, LEASE_S, priority=priority, tenant=tenant
-        )
-        return self.feed(order)
+        order = m.ReserveKv(choice_id, epoch, stream, "s", number, tokens, new, LEASE_S, priority=priority)
+        return self.feed(replace(order, tenant=tenant, numerics_class=numerics_class))
 
     def start(
         self,

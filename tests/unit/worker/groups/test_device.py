@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import AsyncIterator
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -14,8 +16,11 @@ from spotwise.core.messages import groups as g
 from spotwise.core.messages.members import DevicePlace
 from spotwise.core.requests.kv_part import KvPart
 from spotwise.core.requests.record import KvShare
-from spotwise.worker.groups import device
+from spotwise.engine.model.loading import EngineConfig
+from spotwise.worker.groups import device, group_numerics
 from spotwise.worker.groups.device import DeviceSession
+from tests.contracts.waiting import until
+from tests.unit.core.builders import AMX, DOT
 
 FORM = g.FormGroup(7, "leader", 1, 2, 0, 1, "/memory", 9, 0, 16, "float32", "digest")
 
@@ -179,3 +184,25 @@ async def test_a_cancelled_stream_does_not_interrupt_how_it_leaves(part: Part) -
     with contextlib.suppress(asyncio.CancelledError):
         await following
     assert part.left == 1
+
+
+@pytest.mark.parametrize(("leaders_class", "joins"), [(DOT.name, True), (AMX.name, False)])
+async def test_a_group_is_of_one_numerics_class(
+    leaders_class: str, joins: bool, part: Part, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A process of another class refuses its place, and says why, before it loads anything."""
+    monkeypatch.setattr(group_numerics, "engine_config", lambda settings: EngineConfig(Path()))
+    monkeypatch.setattr(group_numerics, "expected_numerics", lambda config: replace(DOT, dtype=config.dtype))
+    leader = Leader()
+    session = DeviceSession(Device(part), "leader", cast(Any, part), leader.note)
+    following = asyncio.create_task(session.follow(leader.stream()))
+    leader.orders.put_nowait(replace(FORM, dtype="bfloat16", numerics_class=leaders_class))
+    await until(lambda: leader.reports)
+    (report,) = leader.reports
+    if joins:
+        assert isinstance(report, g.GroupJoined)
+    else:
+        assert isinstance(report, g.GroupRefused)
+        assert DOT.name in report.reason and AMX.name in report.reason
+    leader.orders.put_nowait(None)
+    await following

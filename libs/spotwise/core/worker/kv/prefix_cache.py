@@ -6,6 +6,8 @@ A prompt begins with the blocks that are found; its last token is always compute
 A block becomes findable once all its positions are computed or received; reused blocks are not written.
 Prompts with log-probabilities are computed whole; tokens that were only counted have no hash.
 Source: automatic prefix caching as in vLLM. Blocks that decodes fill are kept too: an answer is part of the next turn's prompt.
+
+KV that depends on another numerics class (`messages/numerics.py`) is findable for no other sequence.
 """
 
 from __future__ import annotations
@@ -72,6 +74,8 @@ class PrefixCache:
         return self._contents(sequence, min(sequence.known_tokens - 1, len(sequence.token_ids)) // size)
 
     def _full_blocks(self, sequence: Sequence) -> int:
+        if sequence.has_foreign_kv:
+            return 0
         return min(sequence.computed_tokens, len(sequence.token_ids)) // self._table.pool.block_size
 
     def _contents(self, sequence: Sequence, blocks: int) -> list[bytes]:

@@ -125,6 +125,7 @@ class MoveSide:
             hop=move.hop,
             priority=sequence.priority,
             tenant=sequence.tenant,
+            numerics_class=self._table.numerics_class,
         )
         self._table.emit(m.Send(order.target_id, reservation))
 

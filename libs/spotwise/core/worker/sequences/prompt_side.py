@@ -106,7 +106,16 @@ class PromptSide:
         """Return what the receiver needs besides the KV; `token_ids` are the attempt's so far."""
         first, *later = token_ids
         level = self._level_of(sequence)
-        return KvHandoff(sequence.choice_id, sequence.epoch, sequence.computed_tokens, first, level, tuple(later))
+        return KvHandoff(
+            sequence.choice_id,
+            sequence.epoch,
+            sequence.computed_tokens,
+            first,
+            level,
+            tuple(later),
+            self._table.numerics_class,
+            sequence.has_foreign_kv,
+        )
 
     def _level_of(self, sequence: Sequence) -> QueueLevel | None:
         """The queue level that moves with the sequence; `None` without queues."""

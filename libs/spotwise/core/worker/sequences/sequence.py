@@ -61,6 +61,8 @@ class Sequence:
         queue_state: in the queues of a scheduling policy that has any; `arrived_level`: that on the prompt worker.
         swap_failed: a swap of it failed; it is not swapped again.
         has_run: an iteration computed tokens of it since it last got blocks.
+        source_class: numerics class of all its tokens from other workers; empty where they are of several.
+        has_foreign_kv: some of its KV came of another numerics class than this worker's, and all later KV depends on it.
     """
 
     choice_id: str
@@ -112,6 +114,8 @@ class Sequence:
     host_block_ids: tuple[int, ...] = ()
     swap_failed: bool = False
     has_run: bool = False
+    source_class: str = ""
+    has_foreign_kv: bool = False
     sequence_id: str = field(init=False)
 
     def __post_init__(self) -> None:

@@ -76,9 +76,17 @@ def _score_bytes(score: TokenLogprobs | None) -> int:
 class SequenceTable:
     """Sequences in order of arrival, and the commands that their events cause; `host` is `None` where nothing is swapped."""
 
-    def __init__(self, worker_id: str, pool: BlockPool, host: BlockPool | None = None, incarnation: int = 0) -> None:
+    def __init__(
+        self,
+        worker_id: str,
+        pool: BlockPool,
+        host: BlockPool | None = None,
+        incarnation: int = 0,
+        numerics_class: str = "",
+    ) -> None:
         self.worker_id = worker_id
         self.incarnation = incarnation
+        self.numerics_class = numerics_class
         self.pool = pool
         self.host = host
         self._iterations: deque[list[tuple[Sequence, int]]] = deque()
@@ -254,7 +262,7 @@ class SequenceTable:
             gateway_id, incarnation = gateway
             for part in sendable(deltas):
                 self._batches_sent[gateway] = number = self._batches_sent.get(gateway, 0) + 1
-                batch = m.TokenBatch(self.worker_id, part, self.incarnation, number)
+                batch = m.TokenBatch(self.worker_id, part, self.incarnation, number, self.numerics_class)
                 batches.append(m.Send(gateway_id, batch, incarnation))
         self._deltas.clear()
         return batches

@@ -6,7 +6,8 @@ A gateway that is silent for `SILENT_AFTER_S` is given up: it will submit anothe
 
 Law: blocks are reserved before the prompt starts or the sequence moves, under a lease that the sender renews.
 An expired lease ends the attempt as retryable, so a dead sender holds no blocks; one that moved continues at its source.
-KV is accepted only into a live reservation of the same epoch.
+KV is accepted only into a live reservation of the same epoch; for KV of another numerics class none is made where the policy
+refuses crossings.
 Source: joint assignment of both machines, Splitwise, section 4.2.
 """
 
@@ -16,6 +17,7 @@ from dataclasses import dataclass
 
 from spotwise.core.messages import hand_offs as h
 from spotwise.core.messages import mesh as m
+from spotwise.core.messages.numerics import Crossing, is_crossing, refusal_of_classes
 from spotwise.core.requests.record import KvShare, KvTarget, sequence_id
 from spotwise.core.requests.request import RequestEvent, RequestState
 from spotwise.core.worker import commands as c
@@ -49,6 +51,7 @@ class Arrivals:
 
     def announce(self, sequence: Sequence, token_ids: tuple[int, ...], now: float) -> None:
         """Tell gateway and scheduler of a sequence that arrived with these tokens of its attempt."""
+        is_mixed = sequence.has_foreign_kv and not sequence.source_class
         report = m.RequestMoved(
             choice_id=sequence.choice_id,
             epoch=sequence.epoch,
@@ -56,8 +59,9 @@ class Arrivals:
             worker_id=self._table.worker_id,
             source_id=sequence.source_id,
             hop=sequence.hop,
-            first_index=sequence.output_tokens - len(token_ids),
-            token_ids=token_ids,
+            first_index=sequence.output_tokens - (0 if is_mixed else len(token_ids)),
+            token_ids=() if is_mixed else token_ids,
+            source_class=sequence.source_class,
         )
         sequence.announced = True
         announcement = _Announcement(report, sequence.stream, sequence.scheduler_id, now, now)
@@ -106,13 +110,20 @@ class TokenSide:
     """Handles `ReserveKv`, `RenewLeases`, `KvArrived` and the expiry of leases."""
 
     def __init__(
-        self, table: SequenceTable, allocator: KvAllocator, arrivals: Arrivals, incarnation: int, address: str
+        self,
+        table: SequenceTable,
+        allocator: KvAllocator,
+        arrivals: Arrivals,
+        incarnation: int,
+        address: str,
+        crossing: Crossing = Crossing.COUNT,
     ) -> None:
         self._table = table
         self._arrivals = arrivals
         self._allocator = allocator
         self._incarnation = incarnation
         self._address = address
+        self._crossing = crossing
         self.shares: tuple[KvShare, ...] = ()  #: processes that keep the KV, where it is not this one alone
 
     def reserve_kv(self, order: m.ReserveKv, now: float, *, closed: str | None) -> None:
@@ -137,6 +148,8 @@ class TokenSide:
     def _refusal(self, order: m.ReserveKv, now: float) -> str | None:
         if sequence_id(order.choice_id, order.epoch) in self._table:
             return "reserved already"
+        if foreign := refusal_of_classes(self._crossing, (order.numerics_class,), self._table.numerics_class):
+            return foreign
         if self._table.is_loading(order.choice_id, order.epoch):
             return "an earlier reservation is still being undone"
         if self._allocator.reservation_tokens(order.kv_tokens, order.max_new_tokens) < 1:
@@ -178,6 +191,9 @@ class TokenSide:
         sequence.max_new_tokens_here = sequence.kv_tokens - sequence.known_tokens
         sequence.handed_token_ids = token_ids
         sequence.arrived_level = event.handoff.level
+        source_class, is_mixed = event.handoff.numerics_class, event.handoff.has_foreign_kv
+        sequence.source_class = "" if is_mixed else source_class
+        sequence.has_foreign_kv = is_mixed or is_crossing(source_class, self._table.numerics_class)
         sequence.started_s = now
         self._table.record(
             sequence,

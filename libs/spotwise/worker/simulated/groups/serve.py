@@ -156,7 +156,7 @@ async def serve_simulated_devices(settings: SimulatedDeviceSettings) -> None:
     @contextlib.asynccontextmanager
     async def device(host: ServiceHost) -> AsyncIterator[None]:
         leader_id = leaders[host.id]
-        host.introduce(model=settings.served_name, leader_id=leader_id)
+        host.introduce(model=settings.served_name, leader_id=leader_id, numerics=settings.numerics)
         parts = SimulatedParts(model)
         lead = partial(_lead, settings, costs, words, view, parts)
         process = DeviceProcess(group, host, settings, parts, "", lead)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import os
 import subprocess
 import tempfile
@@ -11,8 +12,9 @@ from typing import Any
 
 import orjson
 
-from spotwise.benchmarks.vllm_server import vllm_environment
 from spotwise.benchmarks.workloads import ClosedLoop
+from spotwise.benchmarks.yardsticks import vllm_reasons
+from spotwise.benchmarks.yardsticks.vllm_server import python_of, vllm_environment
 from spotwise.cli.bench.servers import ServerEndpoint
 from spotwise.cli.errors import CommandError
 
@@ -32,11 +34,14 @@ _RESULT_NAME = "result.json"
 
 
 def find_vllm(given: Path | None) -> Path:
-    """The peer's `vllm` program: `given`, else that of `scripts/peer.sh`; raises `CommandError` where it is not installed."""
+    """vLLM's program: `given`, else that of `scripts/peer.sh`; raises `CommandError` where it, or the Python beside it, is not
+    installed.
+    """
     vllm = given or Path.home() / ".cache" / "spotwise-peer" / "bin" / "vllm"
-    if not vllm.is_file() or not os.access(vllm, os.X_OK):
+    if not all(path.is_file() and os.access(path, os.X_OK) for path in (vllm, python_of(vllm))):
         raise CommandError(
-            f"{vllm} is no program; install the peer with `scripts/peer.sh`, or name the `vllm` of an environment that "
+            f"{vllm} is no program with a Python beside it; install the peer with `scripts/peer.sh`, or "
+            "name the `vllm` of an environment that "
             "has vLLM's CPU build with --vllm PATH or SPOTWISE_PEER_VLLM"
         )
     return vllm.absolute()
@@ -53,10 +58,13 @@ def client_command(
 ) -> list[str]:
     """The client's command line; it writes its result into `folder`."""
     return [
-        *(str(vllm), "bench", "serve", "--backend", "openai", "--base-url", endpoint.url),
+        # -P: the modules beside it are spotwise's.
+        *(str(python_of(vllm)), "-P", vllm_reasons.__file__),
+        *("bench", "serve", "--backend", "openai", "--base-url", endpoint.url),
         *("--model", endpoint.model, "--tokenizer", str(tokenizer)),
         *("--dataset-name", "random", "--seed", str(seed), "--ignore-eos", "--temperature", "0"),
         *("--random-input-len", str(load.input_tokens), "--random-output-len", str(load.output_tokens)),
+        *("--random-prefix-len", str(load.prefix_tokens)),
         *("--num-prompts", str(load.requests), "--max-concurrency", str(load.streams)),
         *("--percentile-metrics", "ttft,tpot,itl", "--metric-percentiles", "99", "--disable-tqdm"),
         # In detail: without it the client keeps to itself why requests failed.
@@ -89,9 +97,13 @@ def read_result(result: Mapping[str, Any], load: ClosedLoop) -> dict[str, float]
     if missing:
         raise CommandError(f"vLLM's client wrote no {', '.join(missing)}; use vLLM 0.32")
     if result["completed"] != load.requests:
-        errors = sorted({error.strip().splitlines()[-1] for error in result.get("errors", ()) if error.strip()})
-        reasons = "; ".join(errors) or "vLLM's client gives no reason; look at the log of the server that it measured"
-        raise CommandError(f"{load.requests - result['completed']} of {load.requests} requests failed: {reasons}")
+        reasons = collections.Counter(
+            error.strip().splitlines()[-1] for error in result.get("errors", ()) if error.strip()
+        )
+        shown = "; ".join(f"{count} x {reason}" for reason, count in sorted(reasons.items()))
+        unknown = "vLLM's client gives no reason; look at the log of the server that it measured"
+        failed = load.requests - result["completed"]
+        raise CommandError(f"{failed} of {load.requests} requests failed: {shown or unknown}")
     expected_tokens = load.requests * load.output_tokens
     if result["total_output_tokens"] != expected_tokens:
         raise CommandError(f"{result['total_output_tokens']} tokens came back where {expected_tokens} were requested")
