@@ -23,10 +23,12 @@ from spotwise.core.requests.sampling import Pooling, SampledToken, SamplingParam
 from spotwise.engine.engine import Engine
 from spotwise.engine.model.errors import UnsupportedModelError
 from spotwise.engine.model.loading import EngineConfig
+from spotwise.engine.model.model_store import resolve_model
 from spotwise.engine.native.exchange import GroupBrokenError
 from tests.integration.member_processes import GroupProcesses, Member, group
 from tests.integration.test_architectures import MODELS, SHAPE, tiny
 from tests.live.oracle import model_folder
+from tests.unit.engine.quantised_models import write_quantised
 from tests.unit.engine.tiny_models import VOCAB_SIZE, Driver, llama_config, record, save_model
 from tests.unit.engine.watched_engine import note_logits
 
@@ -158,6 +160,19 @@ def test_no_bit_of_the_default_models_logits_depends_on_the_shape(dtype: str, me
     expected = alone(settings, requests())
     for stages, shards in [(3, 1), (2, 3)]:
         with group(members, settings, stages, shards) as group_of:
+            assert_same(group_of, requests(), expected)
+
+
+def test_weights_that_stay_quantised_change_no_bit_in_any_shape(members: list[Member], tmp_path: Path) -> None:
+    """Values and `down` in six bits, the rest in four; expected is what one process gives with the widened weights."""
+    file = write_quantised(
+        tmp_path / "tiny.gguf", lambda name: "Q6_K" if "attn_v" in name or "down" in name else "Q4_K"
+    )
+    blocks, widened = (resolve_model(str(file), tmp_path / "cache", widens=widens).path for widens in (False, True))
+    expected = alone(config(widened), requests())
+    for stages, shards in SHAPES[:-1]:
+        with group(members, config(blocks), stages, shards) as group_of:
+            assert group_of.fused_layers == 2
             assert_same(group_of, requests(), expected)
 
 

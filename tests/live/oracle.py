@@ -22,9 +22,9 @@ the books and the bread arrive. Write down three questions about it, answer two 
 
 @functools.cache
 def model_folder() -> Path:
-    """The default model, converted."""
+    """The default model, converted for transformers: a mesh serves the same weights, quantised."""
     given = os.environ.get("SPOTWISE_CACHE")
-    return resolve_model(None, Path(given) if given else Path.home() / ".cache" / "spotwise", None).path
+    return resolve_model(None, Path(given) if given else Path.home() / ".cache" / "spotwise", widens=True).path
 
 
 @functools.cache

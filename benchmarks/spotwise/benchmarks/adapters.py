@@ -66,7 +66,7 @@ def adapters(
     sides = {_PLAIN: {}, _ONE: {"models": names[:1]}, _SEVERAL: {"models": names}}
     shape = StreamShape(streams, requests, input_tokens, output_tokens, seed)
     with tempfile.TemporaryDirectory() as home:
-        model_folder = resolve_with_progress(model, console).path
+        model_folder = resolve_with_progress(model, console, widens=True).path
         given = ["--model", model]
         for number, name in enumerate(names):
             folder = write_adapter(Path(home) / name, model_folder, rank, seed + number)

@@ -40,7 +40,7 @@ def agreement(
 
     require_writable(json)
     console = report_console()
-    folder = resolve_with_progress(model, console).path
+    folder = resolve_with_progress(model, console, widens=True).path
     rng = random.Random(seed)
     rows: list[ReportRow] = []
     with progress_bar(console) as progress:

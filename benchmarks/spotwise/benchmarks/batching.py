@@ -71,7 +71,7 @@ def batching(
     program = None if vllm is None else find_vllm(vllm)
     require_writable(json)
     console = report_console()
-    located = resolve_with_progress(model, console)
+    located = resolve_with_progress(model, console, widens=True)
     dtype = dtype_of_both(located.path)
     mesh_arguments = ("--model", model, "--dtype", dtype, *up_arguments(up_args))
 

@@ -83,7 +83,7 @@ def newcomers(
     shape = _QUICK if quick else NewcomerShape(long_tokens=long_tokens, after_s=after, repetitions=repetitions)
     rounds = 1 if quick else rounds
     program = _peer_program(vllm, console)
-    located = resolve_with_progress(model, console)
+    located = resolve_with_progress(model, console, widens=True)
     dtype = dtype_of_both(located.path)
     own_arguments = ("--model", model, "--dtype", dtype, *up_arguments(up_args))
 

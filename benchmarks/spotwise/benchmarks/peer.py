@@ -89,7 +89,7 @@ def peer(
     vllm_program = find_vllm(vllm)  # Its client drives all sides.
     needs_llama = Program.LLAMA in programs
     llama_folder = find_llama(llama) if needs_llama else None
-    located = resolve_with_progress(model, console)
+    located = resolve_with_progress(model, console, widens=True)
     dtype = dtype_of_both(located.path)
     files = {} if llama_folder is None else _weights_files(llama_folder, _source(model, gguf), dtype, chosen, console)
     setting = Setting(vllm_program, llama_folder, located.path, files, dtype, tuple(up_arguments(up_args)), seed)

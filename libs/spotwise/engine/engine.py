@@ -29,12 +29,12 @@ from spotwise.engine.forward.decode_graphs import Capture, CudaCapture, DecodeGr
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.forward.pooling import HeadInput, needs_all_tokens
-from spotwise.engine.forward.rewriting import rewrite
+from spotwise.engine.forward.rewriting import SketchWeights, rewrite
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.attention_interface import LayersWritten, reporting_layers, set_attention_context
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.kv_size import AutoKvSize, named_memory_errors
-from spotwise.engine.model.loading import EngineConfig, load_model
+from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.library import Kernels, load_kernels
 from spotwise.engine.native.numerics import numerics_of
 from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory, open_memory
@@ -43,6 +43,7 @@ from spotwise.engine.parts.stage import PipelineStage
 from spotwise.engine.parts.stage_loading import load_stage
 from spotwise.engine.parts.weight_flow import WeightFlow
 from spotwise.engine.parts.weight_store import WeightStore
+from spotwise.engine.parts.whole_loading import load_whole
 from spotwise.engine.sampling.grammars import Grammars
 from spotwise.engine.sampling.held_sequences import HeldSequences
 from spotwise.engine.sampling.sampler import note_prompt_logprobs, sample_sequences, split_prompt_scoring
@@ -63,6 +64,7 @@ class Engine:
         backend: TorchBackend | FlashInferBackend | None = None,
         capture: Capture | None = None,
         memory: WeightMemory = PRIVATE,
+        source: SketchWeights | None = None,
         part: LoadStage | None = None,
         grammars: Grammars | None = None,
         adapters: Adapters | None = None,
@@ -70,20 +72,20 @@ class Engine:
         """Install the model's attention.
 
         Args:
-            model: from `load_model`.
+            model: from `load_whole`.
             facts: the model's properties.
             cache: for its KV.
             kernels: native ones, which replace what they can compute; `backend` and `capture` are then ignored.
             backend: attention without kernels; `None`: torch.
             capture: records decodes, for which the cache needs a scratch block; `None`: no recording.
             memory: holds the kernels' weights.
+            source: weights that `model` lacks; `None`: it has all.
             part: loads the part of the model that this member of a group computes; `None`: the model is whole and loaded.
             grammars: follow the grammars of its sequences; `None`: sequences that have one are refused.
             adapters: the adapters of its sequences, loaded for `model`; `None`: sequences that have one are refused.
 
         Raises:
-            AdapterError: an adapter cannot be applied to the model.
-        """
+            AdapterError: an adapter cannot be applied to the model."""
         self._model = model
         self._facts = facts
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
@@ -107,15 +109,10 @@ class Engine:
         else:
             set_attention_context(model, self._attention)
             if kernels is not None:
-                self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory)
+                self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory, source)
         self._head_input = HeadInput(model)
-        self._sequences = HeldSequences(
-            facts.context_length,
-            facts.vocab_size,
-            self._adapters,
-            grammars,
-            gives_embeddings=self._head_input.is_readable,
-        )
+        limits, is_readable = (facts.context_length, facts.vocab_size), self._head_input.is_readable
+        self._sequences = HeldSequences(*limits, self._adapters, grammars, gives_embeddings=is_readable)
         if part is not None:
             return
         self._adapters.install(model, kernels, len(facts.layers))
@@ -131,15 +128,14 @@ class Engine:
             ModelError: the folder cannot be loaded.
             UnsupportedModelError: the model would not be computed exactly.
             AdapterError: an adapter cannot be read, or applied to the model.
-            ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block.
-        """
+            ValueError: the configuration is wrong, or `kv_cache_bytes` too small for one block."""
         with named_memory_errors(f"the model in {config.model_dir}"):
-            model, facts = load_model(config)
+            model, facts, weights = load_whole(config)
             adapters = Adapters.load(config.adapters, model)
         bytes_per_block = facts.geometry.elements_per_token * facts.kv_dtype.itemsize * config.block_size
         kv_bytes = config.kv_cache_bytes
         if isinstance(kv_bytes, AutoKvSize):
-            kv_bytes = kv_bytes.measured(facts, model.device, config.block_size)
+            kv_bytes = kv_bytes.measured(facts, model.device, config.block_size, weights)
         num_blocks = kv_bytes // bytes_per_block
         if num_blocks < 1:
             raise ValueError(
@@ -151,6 +147,8 @@ class Engine:
             sizes = facts.geometry, num_blocks, config.block_size
             cache = PagedKvCache(*sizes, facts.kv_dtype, model.device, scratch=records)
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
+        if kernels is None and weights is not None:
+            weights.fill("", model)
         grammars = Grammars(config.model_dir, facts.vocab_size)
         if kernels is None:
             capture, backend = CudaCapture(model.device) if records else None, choose_attention(cache, facts)
@@ -158,8 +156,10 @@ class Engine:
         # the kernels have their own threads; torch's, with little left to compute, would spin beside them
         kernels.set_threads(config.threads or torch.get_num_threads())
         torch.set_num_threads(1)
-        with open_memory(config.shared_weights, config.model_dir, model, facts.digest) as memory:
-            return cls(model, facts, cache, kernels, memory=memory, grammars=grammars, adapters=adapters)
+        with open_memory(config.shared_weights, config.model_dir, model, facts.digest, config.weights) as memory:
+            return cls(
+                model, facts, cache, kernels, memory=memory, source=weights, grammars=grammars, adapters=adapters
+            )
 
     @classmethod
     def load_part(

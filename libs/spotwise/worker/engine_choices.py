@@ -9,5 +9,9 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 KernelOrder = Literal["auto", "dot", "amx"]
 DTYPES: tuple[str, ...] = get_args(Dtype)
 
+#: What becomes of weights that a model stores in blocks.
+Weights = Literal["keep", "widen"]
+WEIGHTS: tuple[str, ...] = get_args(Weights)
+
 #: A pattern of devices.
 DEVICE = r"^(auto|cpu|cuda(:\d+)?)$"

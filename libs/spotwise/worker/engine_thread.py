@@ -347,4 +347,5 @@ def engine_config(settings: WorkerSettings) -> EngineConfig:
         shared_weights=settings.shared_weights,
         storage_bytes_per_s=settings.storage_bytes_per_s,
         adapters=settings.adapter_folders,
+        weights=settings.weights,
     )

@@ -29,7 +29,7 @@ from spotwise.files.cost_profile import read_cost_profile
 from spotwise.mesh.security.link_security import NO_SECRET_TO_ENCRYPT_BY, LinkEncryption, LinkSecurity
 from spotwise.mesh.service.settings import ModelServiceSettings
 from spotwise.worker.compute_threads import ComputeThreads
-from spotwise.worker.engine_choices import DEVICE, Dtype, KernelOrder
+from spotwise.worker.engine_choices import DEVICE, Dtype, KernelOrder, Weights
 from spotwise.worker.topology import format_cpus, parse_cpus
 
 #: Of a worker's iterations.
@@ -62,6 +62,9 @@ class WorkerSettings(ModelServiceSettings):
     """One worker: its model, its memory, its place on the machine."""
 
     dtype: Dtype = "auto"
+    weights: Weights = Field(
+        "keep", description="keep: weights of a GGUF file stay quantised in memory; widen: they do not"
+    )
     kernel_order: KernelOrder = Field(
         "auto", description="order in which the native kernels add bfloat16 products: dot, amx or auto (the mesh's)"
     )

@@ -231,7 +231,7 @@ def test_rounds_take_turns_and_the_peer_serves_as_the_mesh_does(
     monkeypatch.setattr(newcomers, "running_mesh", mesh)
     monkeypatch.setattr(newcomers, "running_vllm", peer)
     monkeypatch.setattr(newcomers, "measure_newcomers", measure)
-    monkeypatch.setattr(newcomers, "resolve_with_progress", lambda *_: SimpleNamespace(name="any", path=tmp_path))
+    monkeypatch.setattr(newcomers, "resolve_with_progress", lambda *_, **__: SimpleNamespace(name="any", path=tmp_path))
     app = typer.Typer()
     app.command()(newcomers.newcomers)
     report = tmp_path / "report.json"

@@ -230,6 +230,18 @@ def test_other_quantizations_are_refused_in_parts_by_name(
     assert "\n" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("loads", [sketch_model, load_model], ids=["group", "one process"])
+@pytest.mark.parametrize(
+    "quantization", [{"quant_method": "fp8", "activation_scheme": "static"}, {"quant_method": "new"}]
+)
+def test_what_would_be_loaded_without_its_scales_is_refused_by_name(
+    quantization: dict[str, Any], loads: Any, folder: Path
+) -> None:
+    set_config(folder, quantization)
+    with pytest.raises(UnsupportedModelError, match=rf"quantized \({quantization['quant_method']}\)"):
+        loads(config_of(folder))
+
+
 def test_scales_that_do_not_fit_are_refused(folder: Path) -> None:
     to_float8(folder, (32, 16))
     tensors = load_file(folder / "model.safetensors")

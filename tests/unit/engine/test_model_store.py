@@ -26,7 +26,7 @@ def conversions(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     """Conversions that were run; each writes a complete folder and nothing real."""
     done: list[Path] = []
 
-    def convert(gguf: Path, target: Path, on_progress: ProgressHandler | None) -> None:
+    def convert(gguf: Path, target: Path, on_progress: ProgressHandler | None, *, widens: bool) -> None:
         done.append(gguf)
         if on_progress is not None:
             on_progress("reading", 0, 1)
@@ -74,12 +74,18 @@ def test_a_gguf_is_converted_once_and_again_when_it_changes(
     assert len(conversions) == 2
 
 
+def test_what_other_programs_read_is_a_folder_of_its_own(conversions: list[Path], gguf: Path, tmp_path: Path) -> None:
+    blocks, widened = (resolve_model(str(gguf), tmp_path / "cache", widens=widens) for widens in (False, True))
+    assert blocks.path != widened.path and blocks.name == widened.name
+    assert conversions == [gguf, gguf]
+
+
 def test_a_crash_in_the_middle_leaves_no_model(
     gguf: Path, conversions: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The next start converts anew, and clears away what a killed process left."""
 
-    def crash(gguf: Path, target: Path, on_progress: ProgressHandler | None) -> None:
+    def crash(gguf: Path, target: Path, on_progress: ProgressHandler | None, *, widens: bool) -> None:
         (target / "config.json").write_text("{}")
         raise KeyboardInterrupt
 

@@ -13,7 +13,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError, field_validator
 from spotwise.cli.errors import OptionError
 from spotwise.cli.launch.run_folder import DEFAULT_NAME
 from spotwise.cli.option_groups import OptionGroup
-from spotwise.worker.engine_choices import DEVICE, DTYPES
+from spotwise.worker.engine_choices import DEVICE, DTYPES, WEIGHTS
 
 
 class EngineKind(StrEnum):
@@ -133,6 +133,10 @@ class LaunchOptions(OptionGroup):
     """The options that a mesh keeps as they are given."""
 
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16.")] = "auto"
+    weights: Annotated[
+        str,
+        typer.Option(help="keep: those of a GGUF file stay quantised in memory; widen: they take the dtype's bytes."),
+    ] = "keep"
     device: Annotated[str, typer.Option(help="auto, cpu, cuda or cuda:N.")] = "auto"
     host: Annotated[str, typer.Option(help="Address the gateway listens on; 0.0.0.0 for all.")] = "127.0.0.1"
     port: Annotated[int, typer.Option(min=0, max=65535, help="Port of the gateway; 0 takes a free one.")] = 8000
@@ -216,6 +220,13 @@ class LaunchOptions(OptionGroup):
         if dtype not in DTYPES:
             raise ValueError(f"--dtype {dtype!r} is no dtype; write auto, float32, bfloat16 or float16")
         return dtype
+
+    @field_validator("weights")
+    @classmethod
+    def _weights_are_kept_or_widened(cls, weights: str) -> str:
+        if weights not in WEIGHTS:
+            raise ValueError(f"--weights {weights!r}: write {' or '.join(WEIGHTS)}")
+        return weights
 
     @field_validator("device")
     @classmethod

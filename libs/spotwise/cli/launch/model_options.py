@@ -104,8 +104,10 @@ def require_aliases(options: MeshOptions) -> None:
         raise OptionError(f"--model-alias: {error}") from error
 
 
-def resolve_with_progress(reference: str, console: Console) -> ModelLocation:
-    """Return a model's location, fetched or converted first where needed; raises `CommandError` where it is not available."""
+def resolve_with_progress(reference: str, console: Console, *, widens: bool = False) -> ModelLocation:
+    """Return a model's location, fetched or converted first where needed, `widens` as in `resolve_model`; raises `CommandError`
+    where it is not available.
+    """
     columns = (TextColumn("model: {task.description}"), BarColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
         bar = progress.add_task(f"looking for {reference}", total=None)
@@ -118,7 +120,7 @@ def resolve_with_progress(reference: str, console: Console) -> ModelLocation:
                 console.print(f"model: {stage}", markup=False, highlight=False)
 
         try:
-            return resolve_model(reference, cache_folder(), show)
+            return resolve_model(reference, cache_folder(), show, widens=widens)
         except ModelError as error:
             raise CommandError(str(error)) from error
 

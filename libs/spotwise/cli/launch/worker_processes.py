@@ -115,6 +115,7 @@ def worker_env(
     env = {
         **common,
         "SPOTWISE_DTYPE": options.dtype,
+        "SPOTWISE_WEIGHTS": options.weights,
         "SPOTWISE_DEVICE": options.device,
         "SPOTWISE_THREADS": str(share.threads),
         "OMP_NUM_THREADS": str(share.threads),

@@ -7,20 +7,29 @@ two residuals. `rewriting.py` tries whether a layer really computes it.
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 import torch
 
+from spotwise.engine.block_kinds import BlockKind, kinds_of_stack
 from spotwise.engine.forward.native_attention import NativeAttention
 from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
 from spotwise.engine.native.norm import epsilon_of
-from spotwise.engine.native.packed import PackedWeight, can_pack, interleaved
+from spotwise.engine.native.packed import BlockRows, PackedWeight, can_pack, interleaved
 from spotwise.engine.native.shard import WHOLE, Shard
 from spotwise.engine.native.weight_memory import PRIVATE, WeightMemory
 
+#: Paths of the linear layers in a layer of the common form, by the matrix in which they are stacked.
+STACKS: Mapping[str, tuple[str, ...]] = {
+    "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    "output": ("self_attn.o_proj",),
+    "gate_up": ("mlp.gate_proj", "mlp.up_proj"),
+    "down": ("mlp.down_proj",),
+}
 _ACTIVATIONS = {"SiLUActivation": 0, "SiLU": 0, "GELUTanh": 1, "PytorchGELUTanh": 1}
 
 
@@ -94,6 +103,18 @@ def find_parts(layer: torch.nn.Module) -> LayerParts | None:
     )
 
 
+class BlockSource(Protocol):
+    """Where weights that stay quantised are read."""
+
+    def kind(self, name: str) -> BlockKind | None:
+        """Return the kind of a parameter's blocks; `None`: it is not quantised."""
+        ...
+
+    def read_blocks(self, name: str) -> torch.Tensor:
+        """Return the blocks of a parameter, `[rows, bytes]`."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class LayerWeights:
     """The packed weights of a layer of the common form, or of one shard of it.
@@ -111,12 +132,31 @@ class LayerWeights:
     down: PackedWeight
 
     @classmethod
-    def of(cls, kernels: Kernels, parts: LayerParts, memory: WeightMemory = PRIVATE, name: str = "") -> Self:
-        """Pack a whole layer's weights into `memory`, named `name` and a suffix each."""
+    def of(
+        cls,
+        kernels: Kernels,
+        parts: LayerParts,
+        memory: WeightMemory = PRIVATE,
+        name: str = "",
+        source: BlockSource | None = None,
+    ) -> Self:
+        """Pack a whole layer's weights into `memory`, named `name` and a suffix each; with a source, of which `name` is the
+        layer's path in the model, those stay quantised that can.
+        """
 
         def pack(part: str, *linears: torch.nn.Linear, order: np.ndarray | None = None) -> PackedWeight:
-            weights = [linear.weight for linear in linears]
-            return PackedWeight.of(kernels, weights, order, memory=memory, name=f"{name}.{part}")
+            names = [f"{name}.{path}.weight" for path in STACKS[part]]
+            rows = [linear.out_features for linear in linears]
+            kinds = () if source is None else _kinds(source, names, rows, order)
+            if source is None or not kinds:
+                weights = [linear.weight for linear in linears]
+                return PackedWeight.of(kernels, weights, order, memory=memory, name=f"{name}.{part}")
+            blocks = [
+                BlockRows(kind, source.read_blocks(each), linears[0].in_features)
+                for kind, each in zip(kinds, names, strict=True)
+            ]
+            dtype = linears[0].weight.dtype
+            return PackedWeight.of_blocks(kernels, blocks, dtype, order, memory=memory, name=f"{name}.{part}")
 
         return cls(
             pack("qkv", parts.query, parts.key, parts.value),
@@ -124,6 +164,12 @@ class LayerWeights:
             pack("gate_up", parts.gate, parts.up, order=interleaved(parts.gate.out_features)),
             pack("down", parts.down),
         )
+
+
+def _kinds(
+    source: BlockSource, names: Sequence[str], rows: Sequence[int], order: np.ndarray | None
+) -> tuple[BlockKind, ...]:
+    return kinds_of_stack([source.kind(name) for name in names], rows, interleaves=order is not None)
 
 
 class FusedDecoderLayer(torch.nn.Module):
@@ -202,10 +248,16 @@ class FusedDecoderLayer(torch.nn.Module):
             if parts.query.bias is None
             else self._keep(torch.cat([linear.bias[rows] for linear, rows in qkv])),
             output_bias=None if parts.output.bias is None else self._keep(parts.output.bias[hidden_columns]),
-            qkv=self._keep(weights.qkv.data),
-            output=self._keep(weights.output.data),
-            gate_up=self._keep(weights.gate_up.data),
-            down=self._keep(weights.down.data),
+            qkv=self._keep_packed(weights.qkv),
+            output=self._keep_packed(weights.output),
+            gate_up=self._keep_packed(weights.gate_up),
+            down=self._keep_packed(weights.down),
+            query_kind=weights.qkv.kind_codes[0],
+            key_kind=weights.qkv.kind_codes[1],
+            value_kind=weights.qkv.kind_codes[2],
+            output_kind=weights.output.kind_codes[0],
+            gate_up_kind=weights.gate_up.kind_codes[0],
+            down_kind=weights.down.kind_codes[0],
             keys=cache.layer_keys(parts.index).data_ptr(),
             values=cache.layer_values(parts.index).data_ptr(),
             kv_blocks=cache.num_blocks,
@@ -247,6 +299,10 @@ class FusedDecoderLayer(torch.nn.Module):
         if self._context.on_written is not None:
             self._context.on_written(self.index)
         return hidden_states
+
+    def _keep_packed(self, weight: PackedWeight) -> int:
+        self._kept.append(weight.data)
+        return weight.data.data_ptr()
 
     def _keep(self, tensor: torch.Tensor) -> int:
         tensor = tensor.detach().to(self._dtype).contiguous()

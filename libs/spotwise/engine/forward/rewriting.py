@@ -2,20 +2,22 @@
 
 A decoder layer of the common form is fused if its output agrees with the original's on a probe; other layers keep
 transformers' code, with packed linear layers. Where a model is loaded in parts, one layer at a time is tried alike.
+
+A model whose weights stay quantised comes as a sketch: a layer's weights are widened for the trial, and dropped after it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import torch
 from transformers.pytorch_utils import Conv1D
 
 from spotwise.core.costs.batching import BatchRow
-from spotwise.engine.forward.fused_layer import FusedDecoderLayer, LayerParts, LayerWeights, find_parts
+from spotwise.engine.forward.fused_layer import BlockSource, FusedDecoderLayer, LayerParts, LayerWeights, find_parts
 from spotwise.engine.forward.iteration import SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout
 from spotwise.engine.forward.sequences import EngineSequence
@@ -25,7 +27,7 @@ from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.low_rank import LoadedAdapter
 from spotwise.engine.native.norm import replace_norms
-from spotwise.engine.native.packed import PackedLinear, PackedWeight, can_pack
+from spotwise.engine.native.packed import BlockRows, PackedEmbedding, PackedLinear, PackedWeight, can_pack
 from spotwise.engine.native.weight_memory import WeightMemory
 
 _log = structlog.get_logger(__name__)
@@ -39,6 +41,22 @@ PROBE_TOKENS = 24
 TRIAL_BLOCKS = 2
 
 
+class SketchWeights(BlockSource, Protocol):
+    """The weights of a sketch."""
+
+    def stored_name(self, name: str) -> str:
+        """Return under which name a quantised parameter is stored: tied ones have one."""
+        ...
+
+    def fill(self, path: str, module: torch.nn.Module) -> None:
+        """Give a module at `path` of the model, and all within it, its parameters, widened."""
+        ...
+
+    def fill_own(self, path: str, module: torch.nn.Module) -> None:
+        """Do so without what is within it."""
+        ...
+
+
 @torch.inference_mode()
 def rewrite(
     model: Any,
@@ -47,6 +65,7 @@ def rewrite(
     context: NativeAttention,
     layout: NativeLayout,
     memory: WeightMemory,
+    source: SketchWeights | None = None,
 ) -> int:
     """Replace decoder layers, linear layers and norms in place; return the number of fused decoder layers.
 
@@ -57,20 +76,73 @@ def rewrite(
         context: its cache is still free, since the probe overwrites the first blocks.
         layout: layout of batches for `context`.
         memory: holds the weights.
+        source: weights of a model that is a sketch, some of which stay quantised; `None`: the model is loaded.
     """
-    fused = _fuse_layers(model, facts.layers, kernels, context, layout, probe_row(facts, context.cache), memory)
+    packing = _Packing(kernels, memory, source)
     head = model.get_output_embeddings()
+    if source is not None:
+        common = [f"{path}." for path, module in model.named_modules() if find_parts(module) is not None]
+        packing.keep(model, head, lambda path: not f"{path}.".startswith(tuple(common)))
+    fused = _fuse_layers(model, facts.layers, packing, context, layout, probe_row(facts, context.cache))
     for path, parent, name, child in linear_layers(model):
         weight = linear_weight(child)
         if weight is not None and can_pack(weight):
-            floats = child is head and child.bias is None
-            packed = PackedWeight.of(kernels, [weight], memory=memory, name=f"{path}.packed")
-            setattr(parent, name, PackedLinear(kernels, packed, child.bias, float_output=floats))
+            setattr(parent, name, packing.linear(path, child, weight, is_head=child is head))
     replace_norms(model, kernels)
     with torch.inference_mode(mode=False):  # a parameter stays an ordinary tensor
         for name, parameter in model.named_parameters():
             parameter.data = memory.share(name, parameter.data)
     return fused
+
+
+class _Packing:
+    """Packs the weights of a model's modules, and reads those of a sketch."""
+
+    def __init__(self, kernels: Kernels, memory: WeightMemory, source: SketchWeights | None) -> None:
+        self.kernels = kernels
+        self.memory = memory
+        self.source = source
+        self._kept: dict[str, PackedWeight] = {}
+
+    def linear(self, path: str, module: Any, weight: torch.Tensor, *, is_head: bool) -> PackedLinear:
+        """Return the replacement of a linear layer, in which it stays quantised if it can."""
+        packed = self._kept_weight(path, weight) if can_keep(module) else None
+        if packed is None:
+            packed = PackedWeight.of(self.kernels, [weight], memory=self.memory, name=f"{path}.packed")
+        return PackedLinear(self.kernels, packed, module.bias, float_output=is_head and module.bias is None)
+
+    def keep(self, model: Any, head: Any, belongs: Callable[[str], bool]) -> None:
+        """Give modules of a sketch their weights, quantised or widened; `belongs` says which, by path."""
+        source = self.source
+        assert source is not None  # else no module lacks weights
+        for path, module in list(model.named_modules()):
+            if not belongs(path):
+                continue
+            kept = self._kept_weight(path, module.weight) if can_keep(module) and can_pack(module.weight) else None
+            if kept is None:
+                source.fill_own(path, module)
+                continue
+            parent = model.get_submodule(path.rpartition(".")[0])
+            own = (
+                PackedEmbedding(self.kernels, kept)
+                if isinstance(module, torch.nn.Embedding)
+                else self.linear(path, module, module.weight, is_head=module is head)
+            )
+            setattr(parent, path.rpartition(".")[2], own)
+
+    def _kept_weight(self, path: str, weight: torch.Tensor) -> PackedWeight | None:
+        """Return a weight that stays quantised; `None`: it is not quantised."""
+        name = f"{path}.weight"
+        kind = None if self.source is None else self.source.kind(name)
+        if self.source is None or kind is None:
+            return None
+        stored = self.source.stored_name(name)
+        if stored not in self._kept:
+            blocks = BlockRows(kind, self.source.read_blocks(name), weight.shape[1])
+            self._kept[stored] = PackedWeight.of_blocks(
+                self.kernels, [blocks], weight.dtype, memory=self.memory, name=f"{stored}.blocks"
+            )
+        return self._kept[stored]
 
 
 def probe_row(facts: ModelFacts, cache: PagedKvCache, adapter: LoadedAdapter | None = None) -> SequenceRow:
@@ -90,6 +162,11 @@ def linear_layers(model: torch.nn.Module) -> list[tuple[str, torch.nn.Module, st
     ]
 
 
+def can_keep(module: Any) -> bool:
+    """Whether the weight of a module may stay quantised."""
+    return type(module) in (torch.nn.Linear, torch.nn.Embedding)
+
+
 def linear_weight(module: Any) -> torch.Tensor | None:
     """Return a linear layer's weight as `[outputs, inputs]`; `None` for other modules."""
     if type(module) is torch.nn.Linear:
@@ -103,58 +180,68 @@ def linear_weight(module: Any) -> torch.Tensor | None:
 def _fuse_layers(
     model: Any,
     layers: tuple[LayerAttention, ...],
-    kernels: Kernels,
+    packing: _Packing,
     context: NativeAttention,
     layout: NativeLayout,
     probe: SequenceRow,
-    memory: WeightMemory,
 ) -> int:
-    found = [
-        (f"{path}.{name}".lstrip("."), parent, child, parts)
+    """Run the probe, and replace each layer of the common form by a native call that computes the same of it."""
+    found = {
+        child: (f"{path}.{name}".lstrip("."), parent)
         for path, parent in model.named_modules()
         for name, child in parent.named_children()
-        if (parts := find_parts(child)) is not None
-    ]
-    calls: dict[torch.nn.Module, tuple[tuple[Any, ...], dict[str, Any], torch.Tensor]] = {}
-
-    def note(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        copied = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in args)
-        calls[module] = (copied, kwargs, output)
-
-    hooks = [child.register_forward_hook(note, with_kwargs=True) for _, _, child, _ in found]
-    if not hooks:
+        if find_parts(child) is not None
+    }
+    if not found:
         return 0
+    kernels, memory, source = packing.kernels, packing.memory, packing.source
+    fused = 0
+
+    def fill(module: torch.nn.Module, *_: Any) -> None:
+        if source is not None:
+            source.fill(found[module][0], module)
+
+    def replace(module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        nonlocal fused
+        path, parent = found.pop(module)
+        parts = find_parts(module)
+        assert parts is not None  # it has the form
+        replacement = FusedDecoderLayer(
+            kernels,
+            parts,
+            LayerWeights.of(kernels, parts, memory, path, source),
+            layers[parts.index],
+            context,
+            is_last=parts.index == len(layers) - 1,
+        )
+        copied = tuple(part.clone() if isinstance(part, torch.Tensor) else part for part in args)
+        if fits(replacement, copied, kwargs, output, parts.index, type(module).__name__):
+            setattr(parent, path.rpartition(".")[2], replacement)
+            _drop_weights(module)
+            fused += 1
+            return
+        memory.drop(f"{path}.")
+        for inner, inner_parent, name, child in linear_layers(module):
+            setattr(inner_parent, name, packing.linear(f"{path}.{inner}", child, child.weight, is_head=False))
+
+    hooks = [child.register_forward_pre_hook(fill) for child in found]
+    hooks += [child.register_forward_hook(replace, with_kwargs=True) for child in found]
     flat = layout.lay_out([probe], last_only=False)
     context.plan = flat.plan
-    fused = 0
     try:
         model(input_ids=flat.token_ids, position_ids=flat.position_ids, use_cache=False)
-        for hook in hooks:
-            hook.remove()
-        found.reverse()
-        while found:  # popped, so that an original is freed before the next layer is packed
-            path, parent, child, parts = found.pop()
-            if child not in calls:
-                continue
-            replacement = FusedDecoderLayer(
-                kernels,
-                parts,
-                LayerWeights.of(kernels, parts, memory, path),
-                layers[parts.index],
-                context,
-                is_last=parts.index == len(layers) - 1,
-            )
-            args, kwargs, expected = calls.pop(child)
-            if fits(replacement, args, kwargs, expected, parts.index, type(child).__name__):
-                setattr(parent, path.rpartition(".")[2], replacement)
-                fused += 1
-            else:
-                memory.drop(f"{path}.")
     finally:
         context.plan = None
         for hook in hooks:
             hook.remove()
     return fused
+
+
+def _drop_weights(layer: torch.nn.Module) -> None:
+    """Free the matrices of a layer that was replaced, which the model's code may still refer to while it runs."""
+    with torch.inference_mode(mode=False):
+        for _, _, _, child in linear_layers(layer):
+            child.weight.data = child.weight.data.new_empty(0)
 
 
 def fits(
@@ -250,8 +337,12 @@ class FusionTrial:
         self._context = NativeAttention(kernels, cache, facts.layers)
         self._plan = NativeLayout(cache).lay_out([probe_row(facts, cache)], last_only=False).plan
 
-    def packed(self, layer: torch.nn.Module, parts: LayerParts) -> LayerWeights | None:
-        """Return the layer's packed weights if the native call agrees with the layer's own code, else `None`."""
+    def packed(
+        self, layer: torch.nn.Module, parts: LayerParts, path: str = "", source: BlockSource | None = None
+    ) -> LayerWeights | None:
+        """Return the layer's packed weights if the native call agrees with the layer's own code, else `None`; with a source,
+        those at `path` of the model that stay quantised are taken from it.
+        """
         tokens = self._plan.fields.tokens
         hidden = torch.randn(1, tokens, parts.query.in_features, generator=torch.Generator().manual_seed(0))
         hidden = hidden.to(parts.query.weight.dtype)
@@ -259,7 +350,7 @@ class FusionTrial:
         self._context.plan = self._plan
         try:
             expected = layer(hidden.clone(), **self._kwargs)
-            weights = LayerWeights.of(self._kernels, parts)
+            weights = LayerWeights.of(self._kernels, parts, name=path, source=source)
             attention = self._facts.layers[parts.index]
             whole = FusedDecoderLayer(self._kernels, parts, weights, attention, self._context, is_last=False)
             agrees = fits(whole, (hidden,), self._kwargs, expected, parts.index, type(layer).__name__)

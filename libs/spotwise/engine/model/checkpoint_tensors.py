@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
 
+from spotwise.engine.block_kinds import BlockKind
 from spotwise.engine.model.checkpoint import Checkpoint, StoredTensor
 from spotwise.engine.model.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.model.errors import ModelError
@@ -46,12 +47,16 @@ class CheckpointTensors:
 
     def __init__(self, folder: Path, checkpoint: Checkpoint, model: Any, bytes_per_s: float | None = None) -> None:
         self._folder = folder
+        #: Bytes of the folder's tensors.
+        self.stored_bytes = sum(stored.end - stored.start for stored in checkpoint.tensors)
         self._has_small_only = sketch_digest(folder) is not None
         self._bytes_per_s = bytes_per_s
         self._config = model.config
         self._quantization = Quantization(checkpoint.config)
         self._quantization.require_widened(folder)
         self._scales = self._quantization.scales(checkpoint.tensors)
+        kinds = {stored.name: self._quantization.kind(stored) for stored in checkpoint.tensors}
+        self._kinds = {name: kind for name, kind in kinds.items() if kind is not None}
         # Buffers that a checkpoint stores are learned as well (a router's correction), and needed as parameters are.
         stored_buffers = model.state_dict(keep_vars=True)
         parameters = stored_buffers | dict(model.named_parameters(remove_duplicate=False))
@@ -71,7 +76,7 @@ class CheckpointTensors:
             self._sources.setdefault(name, []).append((stored, pattern))
         self._require_explained(model, parameters)
         own = [stored for name, sources in self._sources.items() if name in parameters for stored, _ in sources]
-        require_known_formats(folder, own, self._scales)
+        require_known_formats(folder, own, {*self._scales, *self._kinds})
 
     def read(self, name: str, rows: slice | None = None) -> torch.Tensor:
         """Return a parameter's value, or some of its rows, in the model's dtype.
@@ -79,23 +84,38 @@ class CheckpointTensors:
         Raises:
             ModelError: the folder does not have it in this shape, or it cannot be read.
         """
-        sources = self._sources.get(name) or self._sources.get(self._tied.get(name, ""))
+        sources = self._sources_of(name)
         if not sources:
             raise self._error(f"they lack {name}")
         shape, dtype = self._shapes[name]
         if len(sources) == 1 and sources[0][1] is None:
             stored = sources[0][0]
-            if stored.shape != shape:
-                raise self._error(f"{stored.name} is {stored.shape} instead of {shape}")
+            self._require_shape(stored, shape)
             return self._read(stored, rows).to(dtype)
         value = self._converted(name, sources)
         if tuple(value.shape) != shape:
             raise self._error(f"{name} is made {tuple(value.shape)} instead of {shape}")
         return (value if rows is None else value[rows]).to(dtype)
 
+    def kind(self, name: str) -> BlockKind | None:
+        """Return the kind of a parameter's blocks; `None`: it is not stored in blocks, or is made of several tensors."""
+        sources = self._sources_of(name)
+        is_stored = len(sources) == 1 and sources[0][1] is None
+        return self._kinds.get(sources[0][0].name) if is_stored else None
+
+    def stored_name(self, name: str) -> str:
+        """Return the name of the tensor that a parameter with blocks is: that of another one, where both are tied."""
+        return self._sources_of(name)[0][0].name
+
+    def read_blocks(self, name: str, rows: slice | None = None) -> torch.Tensor:
+        """Return a parameter that has a kind, or some of its rows, as `[rows, bytes]`; raises `ModelError` as `read`."""
+        stored = self._sources_of(name)[0][0]
+        self._require_shape(stored, self._shapes[name][0])
+        return self._stored(stored, rows)
+
     def alignment(self, name: str) -> int:
         """Return at how many bytes behind a cache line `read` returns a whole parameter, which may be mapped from its file."""
-        sources = self._sources.get(name) or self._sources.get(self._tied.get(name, "")) or []
+        sources = self._sources_of(name)
         if len(sources) != 1 or sources[0][1] is not None:
             return 0
         stored = sources[0][0]
@@ -113,6 +133,15 @@ class CheckpointTensors:
             if parameter is not None:
                 value = self.read(f"{path}.{name}".lstrip("."))
                 module._parameters[name] = torch.nn.Parameter(value, requires_grad=False)
+
+    def _sources_of(self, name: str) -> _Sources:
+        return self._sources.get(name) or self._sources.get(self._tied.get(name, "")) or []
+
+    def _require_shape(self, stored: StoredTensor, shape: tuple[int, ...]) -> None:
+        kind = self._kinds.get(stored.name)
+        due = shape if kind is None else (shape[0], kind.row_bytes(shape[-1]))
+        if stored.shape != due or (kind is not None and (len(shape) != 2 or shape[1] % kind.inputs)):
+            raise self._error(f"{stored.name} is {stored.shape} instead of {due}")
 
     def _require_explained(self, model: Any, known: Mapping[str, Any]) -> None:
         """Refuse tensors that the model lacks and buffers that the folder lacks, by transformers' own rules for old and unused
@@ -145,8 +174,10 @@ class CheckpointTensors:
         return tensor
 
     def _read(self, stored: StoredTensor, rows: slice | None) -> torch.Tensor:
-        """Return what is stored, or some of its rows; 8-bit weights with their scales, in float32."""
+        """Return what is stored, or some of its rows; blocks, and 8-bit weights with their scales, in float32."""
         value = self._stored(stored, rows)
+        if (kind := self._kinds.get(stored.name)) is not None:
+            return kind.widened(value)
         scale = self._scales.get(stored.name)
         if scale is None:
             return value

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from spotwise.core.kv.size import CPU_SHARE, CUDA_SHARE, auto_kv_bytes, usable_kv_bytes
+from spotwise.engine.model.checkpoint_tensors import CheckpointTensors
 from spotwise.engine.model.compatibility import ModelFacts
 from spotwise.engine.model.errors import ModelError
 
@@ -34,12 +35,15 @@ class AutoKvSize:
     workers: int
     free_host_bytes: Callable[[], int]
 
-    def measured(self, facts: ModelFacts, device: torch.device, block_size: int) -> int:
-        """Return the bytes for a model that is loaded on `device`."""
+    def measured(
+        self, facts: ModelFacts, device: torch.device, block_size: int, lacking: CheckpointTensors | None = None
+    ) -> int:
+        """Return the bytes for a model that is on `device`; what it is `lacking` is still to be loaded there."""
         token_bytes = facts.geometry.elements_per_token * facts.kv_dtype.itemsize
         most_bytes = usable_kv_bytes(facts.context_length, self.max_num_seqs, block_size, token_bytes)
         if device.type != "cuda":
-            return auto_kv_bytes(self.free_host_bytes(), CPU_SHARE, self.workers, 0, most_bytes)
+            free_bytes = self.free_host_bytes() - (0 if lacking is None else lacking.stored_bytes)
+            return auto_kv_bytes(free_bytes, CPU_SHARE, self.workers, 0, most_bytes)
         torch.cuda.empty_cache()
         free_bytes, _ = torch.cuda.mem_get_info(device)
         workspace_bytes = _CUDA_WORKSPACE_BYTES + _LOGITS * self.max_num_seqs * facts.vocab_size * _FLOAT_BYTES

@@ -28,6 +28,7 @@ from spotwise.engine.native.library import FORMATS, load_kernels
 from spotwise.engine.native.numerics import numerics_of
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_WEIGHTS = ("keep", "widen")
 _log = logging.getLogger(__name__)
 
 
@@ -47,6 +48,8 @@ class EngineConfig:
         shared_weights: folder of packed weights that all processes of this machine map; `None`: each process keeps a copy.
         storage_bytes_per_s: at which parts of a model are read from the folder, at most; `None`: as fast as storage is.
         adapters: names and folders of LoRA adapters, which sequences may choose.
+        weights: `keep`: weights that are stored in blocks (of a GGUF file) stay so in memory, where the native kernels read
+            them; `widen`: they take the dtype's bytes. Tokens are the same.
     """
 
     model_dir: Path
@@ -60,8 +63,11 @@ class EngineConfig:
     shared_weights: Path | None = None
     storage_bytes_per_s: float | None = None
     adapters: tuple[tuple[str, Path], ...] = ()
+    weights: str = "keep"
 
     def __post_init__(self) -> None:
+        if self.weights not in _WEIGHTS:
+            raise ValueError(f"weights is {self.weights!r}; it must be {' or '.join(_WEIGHTS)}")
         if self.dtype != "auto" and self.dtype not in _DTYPES:
             raise ValueError(f"dtype is {self.dtype!r}; it must be auto, {', '.join(_DTYPES)}")
         if self.block_size < 1:
@@ -123,6 +129,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     checkpoint = read_checkpoint(config.model_dir)
     digest = model_digest(checkpoint)
     quantization = Quantization(checkpoint.config)
+    quantization.require_known_float8(config.model_dir)
     if (
         quantization.is_float8
     ):  # widened on a GPU that could multiply it, too: groups and other machines compute the same
@@ -154,7 +161,12 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
     if quantization.name is None:
         names = {name for name, _ in model.named_parameters(remove_duplicate=False)}
         own = [stored for stored in checkpoint.tensors if stored.name in names or stored.dtype.startswith("F8")]
-        require_known_formats(config.model_dir, own, {})
+        require_known_formats(config.model_dir, own, ())
+    elif not quantization.is_float8 and getattr(model, "hf_quantizer", None) is None:
+        raise UnsupportedModelError(
+            f"the weights in {config.model_dir} are quantized ({quantization.name}), which transformers does not know; use the "
+            "model in bfloat16"
+        )
     elif quantization.is_float8:
         model.to(dtype)  # what was not in FP8 has the checkpoint's dtype yet
     model.eval().requires_grad_(False)

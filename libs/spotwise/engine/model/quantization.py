@@ -1,5 +1,7 @@
 """Weights that a checkpoint stores in fewer bits than its model computes with: which of them are read, and what they are.
 
+Blocks of a GGUF file (`block_kinds.py`), in a folder that was converted from one, stay as they are where the kernels take them.
+
 FP8 (E4M3) with one scale a block or a tensor is widened: a weight is its 8 bits times the scale of its block, multiplied in
 float32 and rounded once, to the model's dtype. So does transformers; one process and a group get the same numbers.
 Everything else is refused in parts, by the name of its kind: a weight without its scale is a wrong weight.
@@ -7,12 +9,13 @@ Everything else is refused in parts, by the name of its kind: a weight without i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from spotwise.engine.block_kinds import BLOCK_KINDS, BlockKind
 from spotwise.engine.model.checkpoint import StoredTensor
 from spotwise.engine.model.errors import ModelError, UnsupportedModelError
 
@@ -27,6 +30,10 @@ _KNOWN_ENTRIES: Mapping[str, tuple[object, ...]] = {
     "expert_dtype": (None, "fp8"),
     "fmt": (None, "e4m3"),
 }
+
+#: Name of the kind "blocks of a GGUF file", and the entry with each weight's kind of blocks.
+BLOCKS_METHOD, BLOCKS_ENTRY = "gguf-blocks", "kinds"
+_BYTES = "U8"
 
 
 class Quantization:
@@ -56,9 +63,35 @@ class Quantization:
         known = all(self._entry.get(entry) in values for entry, values in _KNOWN_ENTRIES.items())
         return self.name == "fp8" and has_blocks and known
 
+    @property
+    def is_blocks(self) -> bool:
+        """Whether weights are blocks of a GGUF file."""
+        return self.name == BLOCKS_METHOD
+
+    def kind(self, stored: StoredTensor) -> BlockKind | None:
+        """Return the kind of a weight's blocks; `None`: it has none. Raises `ModelError` where it is not of that kind."""
+        name = self._entry.get(BLOCKS_ENTRY, {}).get(stored.name) if self.is_blocks else None
+        if name is None:
+            return None
+        kind = BLOCK_KINDS.get(name)
+        if kind is None or stored.dtype != _BYTES or len(stored.shape) != 2 or stored.shape[1] % kind.row_block_bytes:
+            raise ModelError(
+                f"{stored.file}: {stored.name} does not consist of blocks of the kind {name}; convert the GGUF file again "
+                "(delete this folder)"
+            )
+        return kind
+
+    def require_known_float8(self, folder: Path) -> None:
+        """Raise `UnsupportedModelError` where weights are FP8 of another form than the one that is widened here."""
+        if self.name == "fp8" and not self.is_float8:
+            raise UnsupportedModelError(
+                f"the weights in {folder} are quantized (fp8) in a form whose scales are not read (static activations, for "
+                "one); use the model in bfloat16, or in FP8 with scales of blocks"
+            )
+
     def require_widened(self, folder: Path) -> None:
         """Raise `UnsupportedModelError` where the weights cannot be read one by one."""
-        if self.name is not None and not self.is_float8:
+        if self.name is not None and not self.is_float8 and not self.is_blocks:
             raise UnsupportedModelError(
                 f"the weights in {folder} are quantized ({self.name}), which groups, fleets and --reshapable cannot load; use "
                 "the model in bfloat16, or in FP8 with scales of blocks, or serve it with whole workers (without --parallel, "
@@ -100,10 +133,12 @@ class Quantization:
         return value.float() * scale.float()[rows][:, columns]
 
 
-def require_known_formats(folder: Path, weights: Iterable[StoredTensor], scales: Mapping[str, StoredTensor]) -> None:
-    """Refuse weights whose stored numbers are not their values, and that have no scale; raises `ModelError`."""
+def require_known_formats(folder: Path, weights: Iterable[StoredTensor], quantized: Collection[str]) -> None:
+    """Refuse weights whose stored numbers are not their values, and that are not among the `quantized` ones, which have a scale
+    or are blocks; raises `ModelError`.
+    """
     for stored in weights:
-        if stored.dtype in PLAIN_DTYPES or (stored.dtype == _FLOAT8 and stored.name in scales):
+        if stored.dtype in PLAIN_DTYPES or (stored.dtype in (_FLOAT8, _BYTES) and stored.name in quantized):
             continue
         what = (
             "8-bit numbers without their scale"

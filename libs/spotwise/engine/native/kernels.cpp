@@ -7,6 +7,7 @@
 
 #include "flushing.h"
 #include "layer.h"
+#include "packing.h"
 #include "ring_exchange.h"
 #include "sampling.h"
 #include "socket_exchange.h"
@@ -61,6 +62,7 @@ struct LayerFields {
   const float *slopes, *sinks;
   const void *input_norm, *post_norm, *query_norm, *key_norm, *qkv_bias, *output_bias;
   const void *qkv, *output, *gate_up, *down;  // packed
+  int32_t query_kind, key_kind, value_kind, output_kind, gate_up_kind, down_kind;  // `Kind`
   void *keys, *values;                        // of this layer and the shard's KV heads
   int64_t kv_blocks;                          // blocks of a KV head
   const Gathering* gathering;                 // null: there is one shard
@@ -98,15 +100,35 @@ void sw_pack(int format, const void* weights, int outputs, int inputs, const int
   });
 }
 
+// Packs rows of a GGUF file's blocks, of a quantised kind, into panels; one begins every `stride` bytes.
+void sw_pack_blocks(int kind, const void* blocks, int outputs, int inputs, const int32_t* rows, void* packed, int64_t stride) {
+  with_kind(Kind(kind), [&](auto constant) {
+    pack_blocks<decltype(constant)::value>((const uint8_t*)blocks, outputs, inputs, (uint8_t*)packed, stride,
+                                           [&](int column) { return rows[column]; });
+  });
+}
+
+// out [count, inputs] = the weights of these output columns, widened from quantised panels without gaps.
+void sw_widen_columns(int format, int kind, const void* packed, int inputs, const int64_t* columns, int count, void* out) {
+  with_format(format, [&](auto f) {
+    typedef decltype(f) Format;
+    const long bytes = panel_bytes(Kind(kind), inputs);
+    team().each(count, [&](int i, int) {
+      widen_column<Format>(Kind(kind), (const uint8_t*)packed, bytes, inputs, columns[i],
+                           (typename Format::Value*)out + long(i) * inputs);
+    });
+  });
+}
+
 // out [rows, outputs] = a [rows, inputs] * packed (+ bias), with `out_stride` values from row to row of `out`; with `as_floats`,
 // `out` is float32 in any format, without bias.
-void sw_linear(int format, const void* a, int64_t row_stride, int rows, const void* packed, int outputs, int inputs,
+void sw_linear(int format, const void* a, int64_t row_stride, int rows, int kind, const void* packed, int outputs, int inputs,
                const void* bias, void* out, int64_t out_stride, int as_floats) {
   const Computing computing;
   with_format(format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
-    const Packed<Format> weights{(const Value*)packed, outputs, inputs, {}};
+    const Packed<Format> weights{(const Value*)packed, outputs, inputs, {}, all_of(Kind(kind), inputs)};
     if (as_floats) {
       multiply<Format>(team(), (const Value*)a, row_stride, rows, weights, StoreFloats{(float*)out, out_stride, outputs});
     } else {
@@ -142,6 +164,8 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
     const long key_stride = l.kv_blocks * kBlock * l.key_dim, value_stride = l.kv_blocks * kBlock * l.value_dim;
     const int key_column = l.heads * l.key_dim, value_column = key_column + l.kv_heads * l.key_dim;
     const int qkv_width = value_column + l.kv_heads * l.value_dim;
+    PanelKinds kinds{Kind(l.query_kind), Kind(l.key_kind), Kind(l.value_kind)};
+    for (Kind kind : {kinds.before, kinds.between, kinds.after}) kinds.bytes = std::max(kinds.bytes, panel_bytes(kind, l.hidden));
     const Layer<Format> layer{
         {l.heads, l.kv_heads, l.key_dim, l.value_dim, l.scale, l.window, l.softcap, l.slopes, l.sinks},
         l.hidden,
@@ -155,10 +179,11 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
         (const Value*)l.key_norm,
         (const Value*)l.qkv_bias,
         (const Value*)l.output_bias,
-        {(const Value*)l.qkv, qkv_width, l.hidden, {{key_column / kPanel, l.key_gap}, {value_column / kPanel, l.value_gap}}},
-        {(const Value*)l.output, l.own_hidden, l.attended, {}},
-        {(const Value*)l.gate_up, 2 * l.own_inner, l.hidden, {}},
-        {(const Value*)l.down, l.own_hidden, l.intermediate, {}},
+        {(const Value*)l.qkv, qkv_width, l.hidden, {{key_column / kPanel, l.key_gap}, {value_column / kPanel, l.value_gap}},
+         kinds},
+        {(const Value*)l.output, l.own_hidden, l.attended, {}, all_of(Kind(l.output_kind), l.attended)},
+        {(const Value*)l.gate_up, 2 * l.own_inner, l.hidden, {}, all_of(Kind(l.gate_up_kind), l.hidden)},
+        {(const Value*)l.down, l.own_hidden, l.intermediate, {}, all_of(Kind(l.down_kind), l.intermediate)},
         {(Value*)l.keys, (Value*)l.values, key_stride, value_stride},
         l.attended,
         l.intermediate,

@@ -41,10 +41,10 @@ class LayerFields(ctypes.Structure):
         *((name, c_int32) for name in ("key_gap", "value_gap", "index")),
         *((name, c_float) for name in ("scale", "softcap", "epsilon")),
         *((name, c_void_p) for name in ("slopes", "sinks", "input_norm", "post_norm", "query_norm", "key_norm")),
-        *(
-            (name, c_void_p)
-            for name in ("qkv_bias", "output_bias", "qkv", "output", "gate_up", "down", "keys", "values")
-        ),
+        *((name, c_void_p) for name in ("qkv_bias", "output_bias", "qkv", "output", "gate_up", "down")),
+        *((f"{name}_kind", c_int32) for name in ("query", "key", "value", "output", "gate_up", "down")),
+        ("keys", c_void_p),
+        ("values", c_void_p),
         ("kv_blocks", c_int64),
         ("gathering", c_void_p),
     )
@@ -113,11 +113,16 @@ class Kernels:
         self.set_threads = _function(library.sw_set_threads, c_int)
         self._own_cores = _function(library.sw_own_cores, c_void_p, c_int)
         self.pack = _function(library.sw_pack, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
+        self.pack_blocks = _function(library.sw_pack_blocks, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int64)
+        self.widen_columns = _function(
+            library.sw_widen_columns, c_int, c_int, c_void_p, c_int, c_void_p, c_int, c_void_p
+        )
         self.linear = _function(
             library.sw_linear,
             c_int,
             c_void_p,
             c_int64,
+            c_int,
             c_int,
             c_void_p,
             c_int,

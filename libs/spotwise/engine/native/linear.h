@@ -9,7 +9,7 @@
 #include <algorithm>
 #include <vector>
 
-#include "tile.h"
+#include "quantised.h"
 #include "team.h"
 
 namespace spotwise {
@@ -30,17 +30,34 @@ struct PanelGap {
   int before, panels;
 };
 
+// What the panels of a matrix are: those before the first gap, between the gaps, and after the second; without gaps the last
+// counts. `bytes` are those from panel to panel, where they are not plain.
+struct PanelKinds {
+  Kind before = Kind::kPlain, between = Kind::kPlain, after = Kind::kPlain;
+  long bytes = 0;
+};
+
+// One kind for a whole matrix.
+inline PanelKinds all_of(Kind kind, int inputs) { return {kind, kind, kind, panel_bytes(kind, inputs)}; }
+
 template <class Format>
 struct Packed {
   const typename Format::Value* data;
   int outputs, inputs;
   PanelGap gaps[2];
+  PanelKinds kinds = {};
 
   int panels() const { return (outputs + kPanel - 1) / kPanel; }
-  const typename Format::Value* panel(int index) const {
-    int place = index;
-    for (const PanelGap& gap : gaps) place += index >= gap.before ? gap.panels : 0;
-    return data + long(place) * kPanel * inputs;
+  const typename Format::Value* panel(int index) const { return data + place(index) * kPanel * inputs; }
+  const uint8_t* quantised(int index) const { return (const uint8_t*)data + place(index) * kinds.bytes; }
+  Kind kind(int index) const {
+    return index >= gaps[1].before ? kinds.after : index >= gaps[0].before ? kinds.between : kinds.before;
+  }
+
+ private:
+  long place(int index) const {
+    for (const PanelGap& gap : {gaps[1], gaps[0]}) index += index >= gap.before ? gap.panels : 0;
+    return index;
   }
 };
 
@@ -241,6 +258,31 @@ Operands<Format> operands_of(Team& team, const typename Format::Value* a, long r
   }
 }
 
+// Multiplies rows [0, rows) of `a`, of one tile, by a quantised panel, which is widened piece by piece, or in registers; every sum has
+// the order of a plain panel's.
+template <class Format>
+__attribute__((noinline)) void multiply_quantised(const typename Format::Operand* a, long row_stride, int rows, Kind kind,
+                                                  const uint8_t* panel, int inputs, PanelSums* sums) {
+  if constexpr (kFuses<Format>) {
+    if (rows <= kFusedRows) {
+      with_kind(kind, [&](auto known) {
+        with_rows<kFusedRows>(rows, [&](auto constant) {
+          multiply_widening<decltype(known)::value, Format, decltype(constant)::value>(a, row_stride, panel, inputs, sums[0]);
+        });
+      });
+      return;
+    }
+  }
+  alignas(64) typename Format::Value piece[kPieceParts * kPartInputs * kPanel];
+  const auto widen = widening<Format>(kind);
+  for (int part = 0; part < inputs / kPartInputs; part += kPieceParts) {
+    const int count = std::min(kPieceParts, inputs / kPartInputs - part);
+    widen(panel, part, count, piece);
+    multiply_panel<Format>(a + part * kPartInputs, row_stride, rows, PanelPairs<Format, false>{piece, 0},
+                           count * kPartInputs / Format::kPair, part == 0, sums);
+  }
+}
+
 // Multiplies rows [0, rows) of `a` by all panels. `finish(row, panel, low, high)` receives the 32 sums of a row and a panel.
 template <class Format, class Finish>
 void multiply(Team& team, const typename Format::Value* a, long row_stride, int rows, const Packed<Format>& weights,
@@ -266,10 +308,19 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
     const int first_panel = int(piece % groups) * group;
     const int last_panel = std::min(weights.panels(), first_panel + group);
     for (int panel = first_panel; panel < last_panel; panel++) {
-      const auto* next = fetch && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
-      multiply_block<Format>(
-          operands.data + first_row * operands.row_stride, operands.row_stride, height, weights.panel(panel), steps, next,
-          [&](int row, const Floats& low, const Floats& high) { finish(first_row + row, panel, low, high); });
+      const Kind kind = weights.kind(panel);
+      const auto* from = operands.data + first_row * operands.row_stride;
+      const auto finish_row = [&](int row, const Floats& low, const Floats& high) { finish(first_row + row, panel, low, high); };
+      if (kind != Kind::kPlain && height <= kTileRows) {
+        alignas(64) PanelSums sums[kTileRows];
+        multiply_quantised<Format>(from, operands.row_stride, height, kind, weights.quantised(panel), weights.inputs, sums);
+        for (int row = 0; row < height; row++) finish_row(row, load(sums[row]), load(sums[row] + kLanes));
+        continue;
+      }
+      const bool is_plain = kind == Kind::kPlain;
+      const auto* own = is_plain ? weights.panel(panel) : widened<Format>(kind, weights.quantised(panel), weights.inputs);
+      const auto* next = fetch && is_plain && panel + team.size() < weights.panels() ? weights.panel(panel + team.size()) : nullptr;
+      multiply_block<Format>(from, operands.row_stride, height, own, steps, next, finish_row);
     }
   });
 }

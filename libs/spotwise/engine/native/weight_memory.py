@@ -33,8 +33,8 @@ Fill = Callable[[torch.Tensor], object]
 
 _log = structlog.get_logger(__name__)
 # Increase it when Python prepares the weights differently; changes of the kernels' sources are covered by their fingerprint.
-_FORMAT_VERSION = 1
-_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_FORMAT_VERSION = 2
+_DTYPE_NAMES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.uint8: "U8"}
 # Weights begin at a cache line, so that vector loads are aligned.
 _ALIGNMENT = 64
 _PAGE = 4096
@@ -214,7 +214,9 @@ class _WrittenMemory(_FileMemory):
         self._lock.release()
 
 
-def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | None = None) -> WeightMemory:
+def open_memory(
+    folder: Path | None, model_dir: Path, model: Any, digest: str | None = None, weights: str = "keep"
+) -> WeightMemory:
     """Return the memory for a model's weights, a context manager.
 
     Args:
@@ -222,10 +224,11 @@ def open_memory(folder: Path | None, model_dir: Path, model: Any, digest: str | 
         model_dir: folder from which the model was loaded.
         model: as it was loaded.
         digest: hash of its weights, if known: a replaced file may have kept its size and time.
+        weights: as in `EngineConfig`.
     """
     if folder is None:
         return PRIVATE
-    version = f"{weights_fingerprint(model_dir)}{digest or ''}"
+    version = f"{weights_fingerprint(model_dir)}{digest or ''}{weights}"
     target = folder / f"{_family_name(model_dir, model.dtype)}-{version}{_SUFFIX}"
     lock = FileLock(folder / f"{_hidden(target)}lock")
     try:

@@ -13,9 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from spotwise.core.parallel.model_partition import ModelShare
+from spotwise.engine.block_kinds import BlockKind
 from spotwise.engine.model.checkpoint_tensors import CheckpointTensors
 from spotwise.engine.native.library import LANES, PANEL, Kernels
-from spotwise.engine.native.packed import pack_rows
+from spotwise.engine.native.packed import BlockRows, pack_block_rows, pack_rows, panel_stride
 
 
 class FolderPanels:
@@ -31,7 +32,10 @@ class FolderPanels:
         self._kernels = kernels
 
     def write(self, form: MatrixForm, panels: range, into: torch.Tensor) -> None:
-        """Write panels of a matrix to `into`, `[panels, PANEL * inputs]`; raises `ModelError` where they cannot be read."""
+        """Write panels of a matrix to `into`, `[panels, numbers or bytes of one]`; raises `ModelError` where it cannot."""
+        if form.kinds:
+            self._write_blocks(form, panels, into)
+            return
         stacked = form.rows(panels)
         row_of_column = np.empty_like(stacked)  # in the pieces that are read
         pieces, before, taken = [], 0, 0
@@ -49,6 +53,33 @@ class FolderPanels:
             pack_rows(self._kernels, weight, row_of_column, into)
         else:
             into.view(-1, form.inputs)[: len(weight)] = weight
+
+    def _write_blocks(self, form: MatrixForm, panels: range, into: torch.Tensor) -> None:
+        assert self._kernels is not None  # nothing stays quantised without
+        stacked, before = form.rows(panels), 0
+        pieces: list[BlockRows] = []
+        places: list[NDArray[np.bool_]] = []
+        row_of_column = np.empty_like(stacked)  # in each piece
+        for rows, kind in zip(form.parameters, form.kinds, strict=True):
+            own = (stacked >= before) & (stacked < before + rows.count)
+            if own.any():
+                first, last = int(stacked[own].min()) - before, int(stacked[own].max()) - before
+                row_of_column[own] = stacked[own] - before - first
+                data = self._tensors.read_blocks(rows.name, slice(first, last + 1))
+                pieces.append(BlockRows(kind, data, form.inputs))
+                places.append(own)
+            before += rows.count
+        if len({piece.kind.name for piece in pieces}) == 1:
+            taken = 0
+            for piece, own in zip(pieces, places, strict=True):
+                row_of_column[own] += taken
+                taken += len(piece.data)
+            whole = BlockRows(pieces[0].kind, torch.cat([piece.data for piece in pieces]), form.inputs)
+            pieces, places = [whole], [np.ones(len(stacked), dtype=bool)]
+        for piece, own in zip(pieces, places, strict=True):  # a panel has one kind
+            columns = np.flatnonzero(own)
+            packed = into[columns[0] // PANEL : columns[-1] // PANEL + 1]
+            pack_block_rows(self._kernels, piece, row_of_column[own], packed, form.panel_bytes)
 
     def _read(self, form: MatrixForm, rows: MatrixRows, own: slice) -> torch.Tensor:
         """Return some rows `[rows, inputs]` of a parameter."""
@@ -93,6 +124,7 @@ class MatrixForm:
         is_packed: the matrix is kept as the kernels read it; else as it is stored, row-major.
         cut: among the shards of a stage.
         interleaves: the matrix has 16 columns of each parameter in turn; else those of one after those of the other.
+        kinds: the kind of each parameter's blocks, which stay quantised; empty: the matrix consists of numbers.
     """
 
     name: str
@@ -102,6 +134,7 @@ class MatrixForm:
     is_packed: bool
     cut: MatrixCut = MatrixCut.WHOLE
     interleaves: bool = False
+    kinds: tuple[BlockKind, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -116,7 +149,12 @@ class MatrixForm:
     @property
     def panel_bytes(self) -> int:
         """Bytes of a panel."""
-        return PANEL * self.inputs * self.dtype.itemsize
+        return panel_stride(self.kinds, self.inputs) if self.kinds else PANEL * self.inputs * self.dtype.itemsize
+
+    @property
+    def stored_dtype(self) -> torch.dtype:
+        """Format of what a panel consists of."""
+        return torch.uint8 if self.kinds else self.dtype
 
     def columns(self, share: ModelShare) -> tuple[range, ...]:
         """Return the output columns that a share needs, which begin at panels."""

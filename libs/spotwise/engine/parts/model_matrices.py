@@ -6,19 +6,23 @@ is smaller is part of a model's sketch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
 
 from spotwise.core.parallel.model_partition import ModelShare
-from spotwise.engine.forward.fused_layer import LayerParts, find_parts
-from spotwise.engine.forward.rewriting import linear_weight
+from spotwise.engine.block_kinds import BlockKind, kinds_of_stack
+from spotwise.engine.forward.fused_layer import STACKS, LayerParts, find_parts
+from spotwise.engine.forward.rewriting import can_keep, linear_weight
 from spotwise.engine.native.packed import can_pack
 from spotwise.engine.parts.matrix_form import MatrixCut, MatrixForm, MatrixRows
 from spotwise.engine.parts.sharding import LinearCut, dimensions, find_layers, layer_cuts
 from spotwise.engine.parts.sketch import Sketch
+
+#: Returns the kind of a parameter's blocks, which stay quantised; `None`: it is widened.
+KindOf = Callable[[str], BlockKind | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +48,11 @@ class ModelMatrices:
     other: tuple[MatrixForm, ...]
 
     @classmethod
-    def of(cls, sketch: Sketch, *, packs: bool) -> Self:
-        """List the matrices of a sketch, which are packed where `packs` and the kernels can; raises `UnsupportedModelError`
-        where there is no list of layers.
+    def of(cls, sketch: Sketch, *, packs: bool, keeps: bool = False) -> Self:
+        """List the matrices of a sketch, which are packed where `packs` and the kernels can, and stay quantised where `keeps`,
+        too; raises `UnsupportedModelError` where there is no list of layers.
         """
+        kind_of: KindOf = sketch.tensors.kind if packs and keeps else _no_kind
         model, facts = sketch.model, sketch.facts
         path, layers = find_layers(model, facts)
         is_whole = dimensions(model, facts).stays_whole is not None
@@ -57,14 +62,24 @@ class ModelMatrices:
         return cls(
             path,
             cuts,
-            tuple(None if parts is None else _common(f"{path}.{parts.index}", parts) for parts in found),
+            tuple(None if parts is None else _common(f"{path}.{parts.index}", parts, kind_of) for parts in found),
             tuple(
-                tuple(_single(f"{path}.{index}", layer, packs, {name: _matrix_cut(cut) for name, cut in cuts.items()}))
+                tuple(
+                    _single(
+                        f"{path}.{index}", layer, packs, {name: _matrix_cut(cut) for name, cut in cuts.items()}, kind_of
+                    )
+                )
                 for index, layer in enumerate(layers)
             ),
-            () if head is None else tuple(_single(path_of(model, head), head, packs, {"": MatrixCut.COLUMNS})),
-            tuple(_single(path_of(model, model.get_input_embeddings()), model.get_input_embeddings(), packs, {})),
-            tuple(form for name in other_paths(model, path) for form in _own(name, model.get_submodule(name), packs)),
+            () if head is None else tuple(_single(path_of(model, head), head, packs, {"": MatrixCut.COLUMNS}, kind_of)),
+            tuple(
+                _single(path_of(model, model.get_input_embeddings()), model.get_input_embeddings(), packs, {}, kind_of)
+            ),
+            tuple(
+                form
+                for name in other_paths(model, path)
+                for form in _own(name, model.get_submodule(name), packs, kind_of)
+            ),
         )
 
     def layer(self, index: int, *, is_fused: bool) -> tuple[MatrixForm, ...]:
@@ -102,21 +117,26 @@ def other_paths(model: torch.nn.Module, layers_path: str) -> list[str]:
     ]
 
 
-def _common(path: str, parts: LayerParts) -> tuple[MatrixForm, ...]:
+def _no_kind(_: str) -> BlockKind | None:
+    return None
+
+
+def _common(path: str, parts: LayerParts, kind_of: KindOf) -> tuple[MatrixForm, ...]:
     """Return the matrices of a layer of the common form, in the order of `LayerWeights`."""
 
-    def form(part: str, cut: MatrixCut, *linears: tuple[str, torch.nn.Linear], interleaves: bool = False) -> MatrixForm:
-        rows = tuple(MatrixRows(f"{path}.{name}.weight", linear.out_features) for name, linear in linears)
-        first = linears[0][1]
-        return MatrixForm(f"{path}.{part}", rows, first.in_features, first.weight.dtype, True, cut, interleaves)
+    def form(part: str, cut: MatrixCut, *linears: torch.nn.Linear, interleaves: bool = False) -> MatrixForm:
+        names = [f"{path}.{name}.weight" for name in STACKS[part]]
+        counts = [linear.out_features for linear in linears]
+        kinds = kinds_of_stack([kind_of(name) for name in names], counts, interleaves=interleaves)
+        rows = tuple(map(MatrixRows, names, counts))
+        dtype = linears[0].weight.dtype
+        return MatrixForm(f"{path}.{part}", rows, linears[0].in_features, dtype, True, cut, interleaves, kinds)
 
-    qkv = (("self_attn.q_proj", parts.query), ("self_attn.k_proj", parts.key), ("self_attn.v_proj", parts.value))
-    gate_up = (("mlp.gate_proj", parts.gate), ("mlp.up_proj", parts.up))
     return (
-        form("qkv", MatrixCut.HEADS, *qkv),
-        form("output", MatrixCut.COLUMNS, ("self_attn.o_proj", parts.output)),
-        form("gate_up", MatrixCut.COLUMNS, *gate_up, interleaves=True),
-        form("down", MatrixCut.COLUMNS, ("mlp.down_proj", parts.down)),
+        form("qkv", MatrixCut.HEADS, parts.query, parts.key, parts.value),
+        form("output", MatrixCut.COLUMNS, parts.output),
+        form("gate_up", MatrixCut.COLUMNS, parts.gate, parts.up, interleaves=True),
+        form("down", MatrixCut.COLUMNS, parts.down),
     )
 
 
@@ -124,21 +144,30 @@ def _matrix_cut(cut: LinearCut) -> MatrixCut:
     return MatrixCut.HEADS if cut.by_heads and not cut.gathers else MatrixCut.COLUMNS
 
 
-def _single(path: str, module: torch.nn.Module, packs: bool, cuts: Mapping[str, MatrixCut]) -> Iterator[MatrixForm]:
+def _single(
+    path: str, module: torch.nn.Module, packs: bool, cuts: Mapping[str, MatrixCut], kind_of: KindOf
+) -> Iterator[MatrixForm]:
     """Yield the matrices of a module at `path` and of all within it; `cuts` are by path in it."""
     for inner, part in module.named_modules():
-        yield from _own(".".join(filter(None, (path, inner))), part, packs, cuts.get(inner, MatrixCut.WHOLE))
+        cut = cuts.get(inner, MatrixCut.WHOLE)
+        yield from _own(".".join(filter(None, (path, inner))), part, packs, kind_of, cut)
 
 
-def _own(path: str, module: torch.nn.Module, packs: bool, cut: MatrixCut = MatrixCut.WHOLE) -> Iterator[MatrixForm]:
+def _own(
+    path: str, module: torch.nn.Module, packs: bool, kind_of: KindOf, cut: MatrixCut = MatrixCut.WHOLE
+) -> Iterator[MatrixForm]:
     weight = linear_weight(module)
     for own, parameter in module._parameters.items():
         if parameter is None or parameter.dim() < 2:
             continue
         name, dtype = f"{path}.{own}".lstrip("."), parameter.dtype
+        kind = kind_of(name) if can_keep(module) else None
+        kinds = () if kind is None else (kind,)
         if weight is None:
             inputs = parameter.shape[-1]
-            yield MatrixForm(name, (MatrixRows(name, parameter.numel() // inputs),), inputs, dtype, False)
+            rows = MatrixRows(name, parameter.numel() // inputs)
+            yield MatrixForm(name, (rows,), inputs, dtype, bool(kinds), kinds=kinds)
         else:
             rows = MatrixRows(name, weight.shape[0], is_transposed=weight is not parameter)
-            yield MatrixForm(name, (rows,), weight.shape[1], dtype, packs and can_pack(weight), cut)
+            is_packed = packs and can_pack(weight)
+            yield MatrixForm(name, (rows,), weight.shape[1], dtype, is_packed, cut, kinds=kinds if is_packed else ())

@@ -30,11 +30,17 @@ def model_shape(store: WeightStore) -> ModelShape:
     sketch = store.structure.sketch
     model, parts = sketch.model, dimensions(sketch.model, sketch.facts)
     _, layers = find_layers(model, sketch.facts)
-    layer_bytes = max(map(_bytes_of, layers))
+    kept_bytes = store.structure.kept_bytes()
+
+    def bytes_of(module: torch.nn.Module) -> int:
+        return sum(
+            kept_bytes.get(parameter, parameter.nbytes) for parameter in module.parameters()
+        )  # of tied weights one
+
+    layer_bytes = max(map(bytes_of, layers))
     head = model.get_output_embeddings()
-    head_bytes = 0 if head is None else _bytes_of(head)
-    all_bytes = sum(parameter.nbytes for parameter in model.parameters())  # of tied weights one
-    outside = all_bytes - sum(map(_bytes_of, layers))
+    head_bytes = 0 if head is None else bytes_of(head)
+    outside = bytes_of(model) - sum(map(bytes_of, layers))
     is_tied = head is not None and head.weight is model.get_input_embeddings().weight
     geometry = sketch.facts.geometry
     return ModelShape(
@@ -48,10 +54,6 @@ def model_shape(store: WeightStore) -> ModelShape:
         model.dtype.itemsize,
         parts,
     )
-
-
-def _bytes_of(module: torch.nn.Module) -> int:
-    return sum(parameter.nbytes for parameter in module.parameters())
 
 
 @dataclass(frozen=True, slots=True)

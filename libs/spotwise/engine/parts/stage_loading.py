@@ -17,7 +17,7 @@ from spotwise.engine.forward.rewriting import linear_weight
 from spotwise.engine.model.attention_interface import set_attention_context
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.norm import replace_norms
-from spotwise.engine.native.packed import PackedLinear
+from spotwise.engine.native.packed import PackedEmbedding, PackedLinear
 from spotwise.engine.native.shard import Shard
 from spotwise.engine.parts.matrix_form import MatrixForm
 from spotwise.engine.parts.model_matrices import other_paths, path_of
@@ -206,6 +206,12 @@ class _Placing:
         module: Any = self._model.get_submodule(path)
         weight = linear_weight(module)
         if weight is None:
+            form = self._forms.get(f"{path}.weight".lstrip("."))
+            if form is not None and form.is_packed:
+                assert self._kernels is not None  # else nothing is packed
+                packed = self._store.packed(form, self._share, is_due=self._is_due)
+                self._replace(path, PackedEmbedding(self._kernels, packed))
+                return
             for name, parameter in module._parameters.items():
                 if (form := self._forms.get(f"{path}.{name}".lstrip("."))) is not None:
                     own = self._store.plain(form, self._share, is_due=self._is_due).view(parameter.shape)
@@ -215,8 +221,11 @@ class _Placing:
         if cut is not None and cut.gathers:
             outputs, inputs = weight.shape
             linear = GatheredLinear(linear, self._shard, inputs, outputs, by_heads=cut.by_heads)
+        self._replace(path, linear)
+
+    def _replace(self, path: str, module: torch.nn.Module) -> None:
         parent, _, name = path.rpartition(".")
-        setattr(self._model.get_submodule(parent), name, linear)
+        setattr(self._model.get_submodule(parent), name, module)
 
     def _linear(self, form: MatrixForm, bias: torch.Tensor | None, *, float_output: bool = False) -> torch.nn.Module:
         """Return a linear layer of this shard's columns."""

@@ -14,7 +14,7 @@ from spotwise.engine.native.library import PANEL
 from spotwise.engine.native.packed import PackedWeight
 from spotwise.engine.parts.matrix_form import MatrixForm
 
-#: Writes some panels of a matrix to `[panels, PANEL * inputs]`.
+#: Writes some panels of a matrix to `[panels, numbers or bytes of one]`.
 WritePanels = Callable[[MatrixForm, range, torch.Tensor], None]
 
 
@@ -31,8 +31,9 @@ class WeightMatrix:
 
     def __init__(self, form: MatrixForm, offset: int = 0) -> None:
         self.form = form
-        self._memory = ReservedMemory(form.panels * PANEL * form.inputs, form.dtype, offset)
-        self._by_panel = self._memory.tensor.view(form.panels, PANEL * form.inputs)
+        size = form.panel_bytes // form.stored_dtype.itemsize
+        self._memory = ReservedMemory(form.panels * size, form.stored_dtype, offset)
+        self._by_panel = self._memory.tensor.view(form.panels, size)
         self._is_present = np.zeros(form.panels, dtype=bool)
         self._is_due = np.zeros(form.panels, dtype=bool)
         self._times_dropped = np.zeros(form.panels, dtype=np.int64)
@@ -100,7 +101,8 @@ class WeightMatrix:
         gaps = [after.start - before.stop for before, after in itertools.pairwise(panels)]
         data = self._by_panel[panels[0].start : panels[-1].stop].view(-1)
         key_gap, value_gap = gaps or (0, 0)
-        return PackedWeight(data, sum(map(len, columns)), self.form.inputs, (key_gap, value_gap))
+        outputs, form = sum(map(len, columns)), self.form
+        return PackedWeight(data, outputs, form.inputs, form.dtype, (key_gap, value_gap), form.kinds)
 
     def plain(self, columns: Sequence[range], *, is_due: bool = False) -> torch.Tensor:
         """Return one range of columns of a matrix that is not packed, as rows `[columns, inputs]`, likewise."""

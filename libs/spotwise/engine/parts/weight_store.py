@@ -43,6 +43,7 @@ class ModelStructure:
         kernels: kernels that compute the model; `None`: torch.
         calls: how the model calls its layers.
         trial_cache: a small KV cache of the whole model.
+        keeps: weights that are stored in blocks stay so.
         layout: a hash, 64 bits, of all that must be equal where bytes of panels go from one process to another: the model,
             its dtype, and the kernels that pack and read them.
     """
@@ -53,6 +54,7 @@ class ModelStructure:
     kernels: Kernels | None
     calls: LayerCalls
     trial_cache: PagedKvCache
+    keeps: bool
     layout: int
 
     @classmethod
@@ -69,14 +71,23 @@ class ModelStructure:
         cache = PagedKvCache(facts.geometry, TRIAL_BLOCKS, config.block_size, facts.kv_dtype, torch.device("cpu"))
         is_native = config.native and can_attend(cache) and sketch.model.dtype is cache.dtype
         kernels = load_kernels() if is_native else None
-        matrices = ModelMatrices.of(sketch, packs=kernels is not None)
+        matrices = ModelMatrices.of(sketch, packs=kernels is not None, keeps=config.weights == "keep")
         calls = LayerCalls.of(sketch.model, find_layers(sketch.model, facts)[1], facts)
         forms = {form.name: form for form in matrices.all()}
-        return cls(sketch, matrices, forms, kernels, calls, cache, _layout_of(sketch, forms, kernels))
+        keeps, layout = config.weights == "keep", _layout_of(sketch, forms, kernels)
+        return cls(sketch, matrices, forms, kernels, calls, cache, keeps, layout)
 
     def skeleton(self) -> Any:
         """Return a model of its own for a part: modules without matrices."""
         return self.sketch.copied(self.sketch.model)
+
+    def kept_bytes(self) -> Mapping[torch.nn.Parameter, int]:
+        """Return the bytes of each parameter of the sketch that stays quantised."""
+        model, found = self.sketch.model, {}
+        for form in self.forms.values():
+            for rows, kind in zip(form.parameters, form.kinds, strict=False):
+                found[model.get_parameter(rows.name)] = kind.panel_bytes(form.inputs) * rows.count // PANEL
+        return found
 
     def tried_layer(self, index: int) -> LayerWeights | None:
         """Read a whole layer; return its packed weights where one native call computes it, `None` where its own modules do.
@@ -91,13 +102,15 @@ class ModelStructure:
         self.sketch.tensors.fill(path, layer)
         parts = find_parts(layer)
         assert parts is not None  # the layer has the common form, as it has in the sketch
-        return FusionTrial(self.kernels, self.sketch.facts, self.trial_cache, self.calls.kwargs).packed(layer, parts)
+        source = self.sketch.tensors if self.keeps else None
+        trial = FusionTrial(self.kernels, self.sketch.facts, self.trial_cache, self.calls.kwargs)
+        return trial.packed(layer, parts, path, source)
 
 
 def _layout_of(sketch: Sketch, forms: Mapping[str, MatrixForm], kernels: Kernels | None) -> int:
     form = "torch" if kernels is None else "panels"  # the same for all kinds of processor
     facts = f"{sketch.facts.digest} {sketch.model.dtype} {form} {PANEL} {LANES}"
-    matrices = [(form.name, form.inputs, form.panels, form.is_packed) for form in forms.values()]
+    matrices = [(form.name, form.inputs, form.panels, form.is_packed, form.kinds) for form in forms.values()]
     return xxhash.xxh3_64_intdigest(f"{facts} {matrices}".encode())
 
 
