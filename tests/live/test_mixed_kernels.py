@@ -13,7 +13,7 @@ import pytest
 
 from spotwise.cli.launch.mesh_processes import joining_worker
 from spotwise.cli.launch.worker_cores import LocalHost
-from spotwise.engine.native import build
+from spotwise.engine.native import build, processor
 from tests.live.mesh import ONE_MIXED, LiveMesh, wait_for
 from tests.live.oracle import mixed_prompts
 from tests.live.streams import stream
@@ -24,14 +24,14 @@ NEW_TOKENS = 90
 STREAMS = 5
 FIRST = "mixed-0"
 #: The kernels of the mesh's own worker, which is started again, and of those that join it, by order of summation.
-KINDS = {"dot": ("avx2", "avx512", "avx512_bf16"), "amx": ("avx2", "avx512")}
+KINDS = {"dot": ("avx2", "avx512", "avx512_bf16"), "amx": ("avx2", "avx512", "amx_emulated", "amx")}
 
 
 @pytest.fixture(scope="module", params=KINDS)
 def kinds(request: pytest.FixtureRequest) -> tuple[str, tuple[str, ...]]:
     """An order, and the kinds of kernels that this processor runs in it."""
-    flags = build._processor_flags()
-    names = [variant.name for variant in build.VARIANTS if variant.needs <= flags]
+    flags = processor.usable_flags()
+    names = [variant.name for variant in (*build.VARIANTS, *build.EMULATIONS) if variant.needs <= flags]
     usable = tuple(name for name in KINDS[request.param] if name in names)
     if len(usable) < 2:
         pytest.skip("this processor runs one kind of kernels only")

@@ -136,15 +136,14 @@ class Engine:
         kv_bytes = config.kv_cache_bytes
         if isinstance(kv_bytes, AutoKvSize):
             kv_bytes = kv_bytes.measured(facts, model.device, config.block_size, weights)
-        num_blocks = kv_bytes // bytes_per_block
-        if num_blocks < 1:
+        if (num_blocks := kv_bytes // bytes_per_block) < 1:
             raise ValueError(
                 f"kv_cache_bytes is {kv_bytes}, and one block of this model takes {bytes_per_block}: more memory has to be "
                 "free, or SPOTWISE_KV_CACHE_BYTES (--kv-cache) larger"
             )
         records = config.decode_graphs and model.device.type == "cuda"
+        sizes = facts.geometry, num_blocks, config.block_size
         with named_memory_errors(f"a KV cache of {kv_bytes} bytes"):
-            sizes = facts.geometry, num_blocks, config.block_size
             cache = PagedKvCache(*sizes, facts.kv_dtype, model.device, scratch=records)
         kernels = load_kernels() if config.native and can_attend(cache) and model.dtype is cache.dtype else None
         if kernels is None and weights is not None:
@@ -190,8 +189,8 @@ class Engine:
             torch.set_num_threads(1)
         model = structure.skeleton()
         part = partial(load_stage, store, model, share, place.shard, flow=flow)
-        known = model, facts, cache, structure.kernels
-        return cls(*known, part=part, grammars=Grammars(store.config.model_dir, facts.vocab_size))
+        grammars = Grammars(store.config.model_dir, facts.vocab_size)
+        return cls(model, facts, cache, structure.kernels, part=part, grammars=grammars)
 
     @property
     def is_native(self) -> bool:
@@ -236,7 +235,8 @@ class Engine:
     @property
     def numerics(self) -> Numerics:
         """What the bits of its tokens depend on beside weights and tokens."""
-        return numerics_of(self._model, self.fused_layers if self.is_native else None, self.kv.num_layers)
+        fused = self.fused_layers if self.is_native else None
+        return numerics_of(self._model, fused, self.kv.num_layers, self._facts.quantisation)
 
     @property
     def vocab_size(self) -> int:

@@ -61,7 +61,14 @@ class Rows:
     values: list[torch.Tensor]
 
     @classmethod
-    def of(cls, geometry: KvGeometry, dtype: torch.dtype, shapes: tuple[tuple[int, int], ...], seed: int = 0) -> Rows:
+    def of(
+        cls,
+        geometry: KvGeometry,
+        dtype: torch.dtype,
+        shapes: tuple[tuple[int, int], ...],
+        seed: int = 0,
+        heads: int = HEADS,
+    ) -> Rows:
         """Positions before the new ones are in the cache, in shuffled blocks; all other bytes of it are large numbers."""
         generator = torch.Generator().manual_seed(seed)
         needed = [-(-(first + count) // 16) for first, count in shapes]
@@ -74,7 +81,7 @@ class Rows:
             table = tuple(free.pop() for _ in range(blocks))
             sequence = EngineSequence.of_tokens(range(first + count))
             made.rows.append((BatchRow(str(index), first, count, table), sequence))
-            made.queries.append(torch.randn(HEADS, count, geometry.key_dim, generator=generator).to(dtype))
+            made.queries.append(torch.randn(heads, count, geometry.key_dim, generator=generator).to(dtype))
             made.keys.append(
                 torch.randn(geometry.kv_heads, first + count, geometry.key_dim, generator=generator).to(dtype)
             )
@@ -127,6 +134,13 @@ def test_rows_match_the_formulas(kernels: Kernels, layer: str, geometry: str, dt
     rows = Rows.of(GEOMETRIES[geometry], dtype, ROWS)
     assert can_attend(rows.cache)
     assert_near(rows.natively(kernels, LAYERS[layer]), rows.expected(LAYERS[layer]))
+
+
+@both_formats
+def test_any_number_of_heads_may_share_keys(kernels: Kernels, dtype: torch.dtype) -> None:
+    """Also more than the rows of a tile of queries."""
+    rows = Rows.of(KvGeometry(2, 1, 64, 64), dtype, ((0, 3), (40, 1)), heads=200)
+    assert_near(rows.natively(kernels, LAYERS["plain"]), rows.expected(LAYERS["plain"]))
 
 
 @both_formats

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
+from spotwise.engine.block_kinds import BLOCK_KINDS
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.model.attention_interface import LayerAttention
@@ -20,8 +21,9 @@ from spotwise.engine.model.loading import EngineConfig, load_model
 from spotwise.engine.native import processor
 from spotwise.engine.native.library import DRAW, Kernels
 from spotwise.engine.native.norm import NativeNorm
-from spotwise.engine.native.packed import PackedLinear, PackedWeight
+from spotwise.engine.native.packed import BlockRows, PackedLinear, PackedWeight
 from tests.unit.engine.conftest import KINDS, usable
+from tests.unit.engine.quantised_models import random_blocks
 from tests.unit.engine.test_fused_layer import first_logits, tiny
 from tests.unit.engine.test_native_attention import SINKS, SLOPES, Rows
 
@@ -103,6 +105,22 @@ def test_products_are_the_same_for_the_same_rows(kinds: list[Kernels], data: st.
         linear = PackedLinear(kernels, PackedWeight.of(kernels, [weight]), None, float_output=as_floats)
         alone = data.draw(st.booleans())
         results.append(linear(x[first:last]) if alone else linear(x)[first:last])
+    assert_bits(results)
+
+
+@any_case
+@given(data=st.data())
+def test_products_of_quantised_weights_are_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
+    """Widened in registers for few rows, and before a tile multiplies more."""
+    kind = data.draw(st.sampled_from(list(BLOCK_KINDS.values())))
+    dtype, seed = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 2**32))
+    inputs, outputs = kind.inputs * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 70))
+    blocks = BlockRows(kind, random_blocks(kind, outputs, inputs, seed, extremes=data.draw(st.booleans())), inputs)
+    x = numbers((data.draw(st.integers(1, 40)), inputs), dtype, seed, extremes=data.draw(st.integers(0, 3)))
+    results = []
+    for kernels in kinds:
+        kernels.set_threads(data.draw(st.integers(1, 3)))
+        results.append(PackedLinear(kernels, PackedWeight.of_blocks(kernels, [blocks], dtype), None)(x))
     assert_bits(results)
 
 

@@ -41,7 +41,7 @@ class Numerics:
         dtype: `float32`, `bfloat16` or `float16`.
         order: in which products are added: `fma`, `dot` or `amx` of the native kernels, `torch` where they do not compute.
         kernels: fingerprint of the native kernels' sources; empty without them.
-        quantisation: the format in which weights are kept, e.g. `gguf:Q4_1`; empty where they are numbers of a dtype.
+        quantisation: the format in which weights are stored, e.g. `gguf:Q4_1`; empty where they are numbers of a dtype.
         backend: version of torch; also the name of the GPU, and torch's CPU capability where torch computes layers.
     """
 

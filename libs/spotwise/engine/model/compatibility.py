@@ -46,6 +46,7 @@ class ModelFacts:
         query_heads: query heads of each layer; `None` where layers differ.
         context_parity: context length at which a token's attention takes as many multiplications as the rest of the model.
         digest: hash of weights and structure as the files have them; `None`: the model was not read from files.
+        quantisation: the format in which the files have the weights; empty where they are numbers of a dtype.
     """
 
     geometry: KvGeometry
@@ -57,6 +58,7 @@ class ModelFacts:
     query_heads: int | None
     context_parity: float
     digest: str | None = None
+    quantisation: str = ""
 
     def of_heads(self, query_heads: slice) -> ModelFacts:
         """Return the facts of a shard with some of the query heads; `geometry` stays that of the whole model."""

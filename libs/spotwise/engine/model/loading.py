@@ -17,7 +17,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from spotwise.core.messages.numerics import Numerics
 from spotwise.engine.model.attention_interface import ATTENTION_NAME, register_attention
 from spotwise.engine.model.bloom import adapt_bloom
-from spotwise.engine.model.checkpoint import read_checkpoint
+from spotwise.engine.model.checkpoint import read_checkpoint, read_config
 from spotwise.engine.model.compatibility import ModelFacts, inspect_model
 from spotwise.engine.model.completeness import named_conversion_errors, one_line, require_complete
 from spotwise.engine.model.errors import ModelError, UnsupportedModelError
@@ -88,7 +88,11 @@ def expected_numerics(config: EngineConfig) -> Numerics:
     """
     device, dtype = resolve(config)
     is_native = config.native and device.type == "cpu" and dtype in FORMATS and load_kernels() is not None
-    return numerics_of(torch.empty(0, dtype=dtype, device=device), 1 if is_native else None, 1)
+    try:
+        quantisation = Quantization(read_config(config.model_dir)).format
+    except ModelError:  # which loading will raise
+        quantisation = ""
+    return numerics_of(torch.empty(0, dtype=dtype, device=device), 1 if is_native else None, 1, quantisation)
 
 
 def read_model_config(config: EngineConfig) -> Any:
@@ -171,7 +175,7 @@ def load_model(config: EngineConfig) -> tuple[Any, ModelFacts]:
         model.to(dtype)  # what was not in FP8 has the checkpoint's dtype yet
     model.eval().requires_grad_(False)
     adapt_bloom(model)
-    facts = replace(inspect_model(model), digest=digest)
+    facts = replace(inspect_model(model), digest=digest, quantisation=quantization.format)
     warn_of_limits(facts)
     return model, facts
 

@@ -55,6 +55,13 @@ class Quantization:
         return str(self._entry.get("quant_method", "of an unnamed kind")) if self._entry else None
 
     @property
+    def format(self) -> str:
+        """Its kind, with the kinds of a GGUF file's blocks, e.g. `gguf:Q4_1+Q8_0`; empty where there is none."""
+        if not self.is_blocks:
+            return self.name or ""
+        return "gguf:" + "+".join(sorted({*self._entry.get(BLOCKS_ENTRY, {}).values()}))
+
+    @property
     def is_float8(self) -> bool:
         """Whether it is the FP8 that is widened here."""
         has_blocks = self._block is None or (

@@ -21,7 +21,7 @@ constexpr int kChunk = kBlock * kChunkBlocks;
 // Stride between rows of scores and weights: a power of two would map all rows to one cache set.
 constexpr int kStride = kChunk + 2 * kBlock;
 constexpr float kLog2E = 1.44269504088896341f;
-constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile
+constexpr int kQueryRows = 96;      // rows (queries x heads) of a tile, which has one query at least
 // Rows whose scores are kept at once.
 template <class Format>
 constexpr int kScoredRows = kUsesTiles<Format> ? kMostTileRows : kTileRows;
@@ -37,6 +37,8 @@ struct AttentionShape {
   float softcap;       // scores s become softcap * tanh(s / softcap); 0: unchanged
   const float* slopes;  // [heads]: slope * (key position - query position) is added to scores (ALiBi); null: no ALiBi
   const float* sinks;   // [heads]: exp(sink) is added to the softmax divisor; null: no sinks
+
+  int group() const { return heads / kv_heads; }  // heads that share a KV head
 };
 
 // The rows of an iteration: row r computes tokens [first_token[r], first_token[r + 1]) of the flat batch, at positions from
@@ -93,12 +95,13 @@ struct AttentionScratch {
   std::vector<float> scores, sums, largest_score, total;
 
   void fit(const AttentionShape& shape) {
-    queries.resize((kQueryRows + kSpareRows<Format>) * shape.key_dim);
+    const int rows = std::max(kQueryRows, shape.group());
+    queries.resize((rows + kSpareRows<Format>) * shape.key_dim);
     weights.resize(kScoredRows<Format> * kStride);
     scores.resize(kScoredRows<Format> * kStride);
-    sums.resize((kQueryRows + kSpareRows<Format>) * shape.value_dim);
-    largest_score.resize(kQueryRows);
-    total.resize(kQueryRows);
+    sums.resize((rows + kSpareRows<Format>) * shape.value_dim);
+    largest_score.resize(rows);
+    total.resize(rows);
   }
 };
 
@@ -108,7 +111,7 @@ class AttentionTile {
   typedef typename Format::Value Value;
 
   AttentionTile(const AttentionShape& shape, const KvLayer<Format>& layer, const Rows& rows, AttentionScratch<Format>& scratch)
-      : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.heads / shape.kv_heads) {}
+      : shape_(shape), layer_(layer), rows_(rows), s_(scratch), group_(shape.group()) {}
 
   // Computes queries [first, last) of a row, relative to its first token, for one KV head; `out` is [tokens, heads, value_dim],
   // with `out_stride` values from one token to the next.
@@ -318,7 +321,7 @@ void attend(Team& team, const AttentionShape& shape, const Rows& rows, const KvL
             std::vector<AttentionScratch<Format>>& scratch, bool last_only) {
   if (int(scratch.size()) < team.size()) scratch.resize(team.size());
   for (auto& own : scratch) own.fit(shape);
-  const int per_tile = std::max(1, kQueryRows / (shape.heads / shape.kv_heads));
+  const int per_tile = std::max(1, kQueryRows / shape.group());
   const auto tiles_of = [&](int row) {
     const int tokens = rows.first_token[row + 1] - rows.first_token[row];
     return last_only ? 1 : (tokens + per_tile - 1) / per_tile;

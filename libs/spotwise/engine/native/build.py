@@ -2,8 +2,8 @@
 
 All variants of an order give the same bits, but for `generic`, which has no fused multiply-adds. Two more emulate a tile unit
 (AMX), for tests. A library is named after its sources, flags and processor. It is compiled on first use, beside the sources if
-writable, else in the user's cache folder. `python -m spotwise.engine.native.build --all` compiles all variants but these two, for
-an image.
+writable, else in the user's cache folder. `python -m spotwise.engine.native.build --all` compiles all of them for an image, but
+no emulations.
 """
 
 from __future__ import annotations

@@ -48,6 +48,10 @@ inline uint16_t narrow(float value) {
   return uint16_t((bits + 0x7fffu + ((bits >> 16) & 1)) >> 16);
 }
 
+// The first and the second bfloat16 numbers of pairs.
+SPOTWISE_INLINE inline Register even_of(BitRegister pairs) { return (Register)(pairs << 16); }
+SPOTWISE_INLINE inline Register odd_of(BitRegister pairs) { return (Register)(pairs & 0xffff0000u); }
+
 struct Float32 {
   typedef float Value;
   static constexpr int kPair = 1;
@@ -123,8 +127,8 @@ inline void widen_pairs([[maybe_unused]] const typename Format::Value* panel, [[
       __builtin_prefetch(panel + step * 64L + 32 + ahead, 0, 2);
       unrolled<2 * kParts>([&](auto part) SPOTWISE_INLINE {
         const BitRegister pairs = *(const BitsAt*)(panel + step * 64L + part * kWidth * 2);
-        *(FloatsAt*)(to + step * 64L + part * kWidth) = (Register)(pairs << 16);
-        *(FloatsAt*)(to + step * 64L + 32 + part * kWidth) = (Register)(pairs & 0xffff0000u);
+        *(FloatsAt*)(to + step * 64L + part * kWidth) = even_of(pairs);
+        *(FloatsAt*)(to + step * 64L + 32 + part * kWidth) = odd_of(pairs);
       });
     }
   }

@@ -9,10 +9,29 @@
 #pragma once
 
 #include "attention.h"
+#include "epilogues.h"
 #include "exchange.h"
 #include "low_rank.h"
 
 namespace spotwise {
+
+// Root-mean-square norm of one row (Zhang and Sennrich, 2019).
+template <class Format>
+inline void normalize(const typename Format::Value* x, const typename Format::Value* weight, int width, float epsilon,
+                      typename Format::Value* out) {
+  Floats squares = {};
+  int i = 0;
+  float tail = 0;
+  for (; i + kLanes <= width; i += kLanes) {
+    const Floats v = Format::get16(x + i);
+    squares = fused(v, v, squares);
+  }
+  for (; i < width; i++) tail = fused(Format::get(x + i), Format::get(x + i), tail);
+  const float factor = 1.0f / std::sqrt((sum(squares) + tail) / float(width) + epsilon);
+  for (i = 0; i + kLanes <= width; i += kLanes)
+    Format::put16(out + i, Format::get16(x + i) * factor * Format::get16(weight + i));
+  for (; i < width; i++) Format::put(out + i, Format::get(x + i) * factor * Format::get(weight + i));
+}
 
 // How the shards of a layer complete a matrix, of which each has written its columns. `bounds` say at which byte of a row each
 // shard's columns begin, and last the row's length; `root` is the only shard that needs the others', or `kNobody`.

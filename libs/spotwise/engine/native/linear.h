@@ -2,7 +2,7 @@
 //
 // Weights are packed once into panels of 32 output columns, each a contiguous array [inputs / kPair][32][kPair], the order in
 // which a tile reads them; activations stay row-major, [rows, inputs]. A panel is loaded into the cache once per block of rows.
-// Epilogues (bias, residual, activation, narrowing) run when a tile's sums are complete.
+// Epilogues (`epilogues.h`) run when a tile's sums are complete.
 
 #pragma once
 
@@ -14,7 +14,6 @@
 
 namespace spotwise {
 
-constexpr int kPanel = 2 * kLanes;
 constexpr long kBlockBytes = 384 * 1024;  // activations of a block, which stay in the L2 cache
 constexpr long kFetchBytes = 64 * 1024;   // largest panel that is prefetched
 constexpr int kBlockRows = 192;           // of a block, at most, that keeps sums from chunk to chunk: 24 KiB
@@ -323,107 +322,6 @@ void multiply(Team& team, const typename Format::Value* a, long row_stride, int 
       multiply_block<Format>(from, operands.row_stride, height, own, steps, next, finish_row);
     }
   });
-}
-
-// An epilogue that writes sums, with bias and residual, to rows of `out`, `width` columns each.
-template <class Format>
-struct StoreRows {
-  typename Format::Value* out;
-  long row_stride;
-  int width;
-  const typename Format::Value* bias = nullptr;
-  const typename Format::Value* residual = nullptr;  // [rows, row_stride] like `out`; may be `out` itself
-
-  void operator()(int row, int panel, const Floats& low, const Floats& high) const {
-    const int column = panel * kPanel;
-    if (column + kPanel <= width) {
-      vector(row, column, low);
-      vector(row, column + kLanes, high);
-    } else {
-      for (int i = 0; i < kPanel && column + i < width; i++) scalar(row, column + i, lane(i < kLanes ? low : high, i % kLanes));
-    }
-  }
-
- private:
-  void vector(int row, int column, Floats value) const {
-    if (bias) value += Format::get16(bias + column);
-    const long place = row * row_stride + column;
-    if (residual) value += Format::get16(residual + place);
-    Format::put16(out + place, value);
-  }
-
-  void scalar(int row, int column, float value) const {
-    if (bias) value += Format::get(bias + column);
-    const long place = row * row_stride + column;
-    if (residual) value += Format::get(residual + place);
-    Format::put(out + place, value);
-  }
-};
-
-// An epilogue that writes sums as float32 in any format, for logits.
-struct StoreFloats {
-  float* out;
-  long row_stride;
-  int width;
-
-  void operator()(int row, int panel, const Floats& low, const Floats& high) const {
-    for (int i = 0; i < kPanel; i += kLanes) {
-      const int column = panel * kPanel + i;
-      const Floats value = i ? high : low;
-      if (column + kLanes <= width) {
-        store(out + row * row_stride + column, value);
-      } else {
-        for (int j = 0; j < kLanes && column + j < width; j++) out[row * row_stride + column + j] = lane(value, j);
-      }
-    }
-  }
-};
-
-enum class Activation { kSilu = 0, kGeluTanh = 1 };
-
-inline Floats activate(Activation activation, Floats x) {
-  if (activation == Activation::kSilu) return x / (splat(1.0f) + exponential(-x));
-  // gelu(x) ~ x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)), equal to the tanh form
-  const Floats inner = splat(1.5957691216057308f) * fused(splat(0.044715f) * x * x, x, x);
-  return x / (splat(1.0f) + exponential(-inner));
-}
-
-// An epilogue for the gated activation: a panel holds 16 gate columns and the matching 16 up columns.
-template <class Format>
-struct StoreGated {
-  typename Format::Value* out;
-  long row_stride;
-  int width;
-  Activation activation;
-
-  void operator()(int row, int panel, const Floats& gate, const Floats& up) const {
-    const Floats value = activate(activation, gate) * up;
-    const int column = panel * kLanes;
-    typename Format::Value* to = out + row * row_stride + column;
-    if (column + kLanes <= width) {
-      Format::put16(to, value);
-    } else {
-      for (int i = 0; column + i < width; i++) Format::put(to + i, lane(value, i));
-    }
-  }
-};
-
-// Root-mean-square norm of one row (Zhang and Sennrich, 2019).
-template <class Format>
-inline void normalize(const typename Format::Value* x, const typename Format::Value* weight, int width, float epsilon,
-                      typename Format::Value* out) {
-  Floats squares = {};
-  int i = 0;
-  float tail = 0;
-  for (; i + kLanes <= width; i += kLanes) {
-    const Floats v = Format::get16(x + i);
-    squares = fused(v, v, squares);
-  }
-  for (; i < width; i++) tail = fused(Format::get(x + i), Format::get(x + i), tail);
-  const float factor = 1.0f / std::sqrt((sum(squares) + tail) / float(width) + epsilon);
-  for (i = 0; i + kLanes <= width; i += kLanes)
-    Format::put16(out + i, Format::get16(x + i) * factor * Format::get16(weight + i));
-  for (; i < width; i++) Format::put(out + i, Format::get(x + i) * factor * Format::get(weight + i));
 }
 
 }  // namespace spotwise

@@ -7,6 +7,7 @@
 
 #include <vector>
 
+#include "epilogues.h"
 #include "linear.h"
 
 namespace spotwise {

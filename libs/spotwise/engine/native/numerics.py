@@ -27,13 +27,13 @@ class Tensors(Protocol):
         """Where they are."""
 
 
-def numerics_of(model: Tensors, fused_layers: int | None, layers: int, quantisation: str = "") -> Numerics:
+def numerics_of(model: Tensors, fused_layers: int | None, layers: int, quantisation: str) -> Numerics:
     """Return the numerics of an engine.
 
     Args:
         model: its model.
         fused_layers: layers that the native kernels compute as a whole, of `layers`; `None`: these kernels are not used.
-        quantisation: the format in which it keeps its weights; empty where these are numbers of its dtype.
+        quantisation: the format in which its weights are stored; empty where these are numbers of its dtype.
 
     Raises:
         ValueError: `SPOTWISE_KERNEL_ORDER` names no order.

@@ -53,36 +53,36 @@ template <Kind kKind, class SourceRow>
 void pack_blocks(const uint8_t* rows, int outputs, int inputs, uint8_t* packed, long stride, const SourceRow& source_row) {
   constexpr KindShape kShape = shape_of(kKind);
   const int blocks = inputs / (kShape.block_parts * kPartInputs);
-  const int panels = (outputs + kPanelColumns - 1) / kPanelColumns;
+  const int panels = (outputs + kPanel - 1) / kPanel;
   std::memset(packed, 0, size_t(panels) * stride);
   for (int column = 0; column < outputs; column++) {
     const uint8_t* row = rows + long(source_row(column)) * blocks * kShape.raw_bytes;
-    const int lane = column % kPanelColumns;
+    const int lane = column % kPanel;
     for (int index = 0; index < blocks; index++) {
-      uint8_t* block = packed + column / kPanelColumns * stride + long(index) * kShape.block_bytes();
+      uint8_t* block = packed + column / kPanel * stride + long(index) * kShape.block_bytes();
       const RawBlock<kKind> from{row + long(index) * kShape.raw_bytes};
       std::memcpy(block + 2 * lane, from.scale(), 2);
-      if constexpr (kShape.has_minimum) std::memcpy(block + 2 * kPanelColumns + 2 * lane, from.minimum(), 2);
+      if constexpr (kShape.has_minimum) std::memcpy(block + 2 * kPanel + 2 * lane, from.minimum(), 2);
       for (int part = 0; part < kShape.block_parts; part++) {
         uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes() + lane;
         if constexpr (kShape.part_scales > 0) {
           uint8_t scales[2];
           from.part_scales(part, scales);
           own[0] = scales[0];
-          own[kPanelColumns] = scales[1];
+          own[kPanel] = scales[1];
         }
-        uint8_t* numbers = own + kShape.part_scales * kPanelColumns;
-        uint8_t* further = numbers + kPartInputs * kPanelColumns * kShape.number_bits / 8;
+        uint8_t* numbers = own + kShape.part_scales * kPanel;
+        uint8_t* further = numbers + kPartInputs * kPanel * kShape.number_bits / 8;
         for (int input = 0; input < kPartInputs; input++) {
           const int number = from.number(part, input);
           if constexpr (kShape.number_bits == 8) {
-            numbers[input * kPanelColumns] = uint8_t(number);
+            numbers[input * kPanel] = uint8_t(number);
           } else {
-            numbers[input / 2 * kPanelColumns] |= uint8_t((number & 15) << input % 2 * 4);
+            numbers[input / 2 * kPanel] |= uint8_t((number & 15) << input % 2 * 4);
           }
           if constexpr (kShape.further_bits > 0) {
             constexpr int kInputs = 8 / kShape.further_bits;
-            further[input / kInputs * kPanelColumns] |= uint8_t(number >> 4 << input % kInputs * kShape.further_bits);
+            further[input / kInputs * kPanel] |= uint8_t(number >> 4 << input % kInputs * kShape.further_bits);
           }
         }
       }

@@ -17,7 +17,6 @@
 
 namespace spotwise {
 
-constexpr int kPanelColumns = 2 * kLanes;
 constexpr int kPartInputs = 32;  // inputs that are widened together
 constexpr int kPieceParts = 4;   // parts that are widened, then multiplied, in the L1 cache
 
@@ -30,8 +29,8 @@ struct KindShape {
   int part_scales;    // bytes a part and column
   int number_bits, further_bits;
 
-  constexpr int header_bytes() const { return kPanelColumns * (has_minimum ? 4 : 2); }
-  constexpr int part_bytes() const { return kPanelColumns * (part_scales + kPartInputs * (number_bits + further_bits) / 8); }
+  constexpr int header_bytes() const { return kPanel * (has_minimum ? 4 : 2); }
+  constexpr int part_bytes() const { return kPanel * (part_scales + kPartInputs * (number_bits + further_bits) / 8); }
   constexpr int block_bytes() const { return header_bytes() + block_parts * part_bytes(); }
 };
 
@@ -140,11 +139,11 @@ inline BitRegister wide_pairs(Register even, Register odd) {
 template <class Format>
 inline void put_wide(typename Format::Value* out, int input, int column, Register even, Register odd) {
   if constexpr (Format::kPair == 1) {
-    std::memcpy(out + input * kPanelColumns + column, &even, sizeof even);
-    std::memcpy(out + (input + 1) * kPanelColumns + column, &odd, sizeof odd);
+    std::memcpy(out + input * kPanel + column, &even, sizeof even);
+    std::memcpy(out + (input + 1) * kPanel + column, &odd, sizeof odd);
   } else {
     const BitRegister pairs = wide_pairs(even, odd);
-    std::memcpy(out + input * kPanelColumns + 2 * column, &pairs, sizeof pairs);
+    std::memcpy(out + input * kPanel + 2 * column, &pairs, sizeof pairs);
   }
 }
 
@@ -157,19 +156,19 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
   constexpr KindShape kShape = shape_of(kKind);
   constexpr bool kHasMinimum = kShape.has_minimum;
   const uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes();
-  const uint8_t* numbers = own + kShape.part_scales * kPanelColumns + column;
-  const uint8_t* further = numbers + kPartInputs * kPanelColumns * kShape.number_bits / 8;
+  const uint8_t* numbers = own + kShape.part_scales * kPanel + column;
+  const uint8_t* further = numbers + kPartInputs * kPanel * kShape.number_bits / 8;
   WideTwo scale, second = {}, minimum = {};
   unrolled<2>([&](auto r) SPOTWISE_INLINE {
     const int at = column + r * kWidth;
     scale[r] = wide_halves(block + 2 * at);
-    if constexpr (kKind == Kind::kQ4_1) minimum[r] = wide_halves(block + 2 * (kPanelColumns + at));
+    if constexpr (kKind == Kind::kQ4_1) minimum[r] = wide_halves(block + 2 * (kPanel + at));
     if constexpr (kKind == Kind::kQ4_K || kKind == Kind::kQ5_K) {
       scale[r] *= wide_floats(wide_bytes(own + at));
-      minimum[r] = -(wide_halves(block + 2 * (kPanelColumns + at)) * wide_floats(wide_bytes(own + kPanelColumns + at)));
+      minimum[r] = -(wide_halves(block + 2 * (kPanel + at)) * wide_floats(wide_bytes(own + kPanel + at)));
     }
     if constexpr (kKind == Kind::kQ6_K) {
-      second[r] = scale[r] * wide_floats(wide_signed_bytes(own + kPanelColumns + at));
+      second[r] = scale[r] * wide_floats(wide_signed_bytes(own + kPanel + at));
       scale[r] *= wide_floats(wide_signed_bytes(own + at));
     }
   });
@@ -189,17 +188,17 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
       unrolled<2>([&](auto r) SPOTWISE_INLINE {
         IntRegister even, odd;
         if constexpr (kKind == Kind::kQ8_0) {
-          even = wide_signed_bytes(numbers + input * kPanelColumns + r * kWidth);
-          odd = wide_signed_bytes(numbers + (input + 1) * kPanelColumns + r * kWidth);
+          even = wide_signed_bytes(numbers + input * kPanel + r * kWidth);
+          odd = wide_signed_bytes(numbers + (input + 1) * kPanel + r * kWidth);
         } else {
-          const IntRegister both = wide_bytes(numbers + input / 2 * kPanelColumns + r * kWidth);
+          const IntRegister both = wide_bytes(numbers + input / 2 * kPanel + r * kWidth);
           even = both & 15;
           odd = (IntRegister)((BitRegister)both >> 4);
         }
         if constexpr (kShape.further_bits > 0) {
           constexpr int kBits = kShape.further_bits, kInputs = 8 / kBits, kMask = (1 << kBits) - 1;
           constexpr int kShift = 2 * std::remove_cvref_t<decltype(pair)>::value % kInputs * kBits;
-          const IntRegister bits = wide_bytes(further + input / kInputs * kPanelColumns + r * kWidth);
+          const IntRegister bits = wide_bytes(further + input / kInputs * kPanel + r * kWidth);
           even |= (kShift < 4 ? bits << (kShift < 4 ? 4 - kShift : 0) : bits >> (kShift < 4 ? 0 : kShift - 4)) & kMask << 4;
           constexpr int kNext = kShift + kBits;
           odd |= (kNext < 4 ? bits << (kNext < 4 ? 4 - kNext : 0) : bits >> (kNext < 4 ? 0 : kNext - 4)) & kMask << 4;
@@ -216,9 +215,9 @@ SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int co
 template <Kind kKind, class Format>
 __attribute__((noinline)) void widen_parts(const uint8_t* panel, int first, int count, typename Format::Value* out) {
   constexpr KindShape kShape = shape_of(kKind);
-  for (int part = first; part < first + count; part++, out += kPartInputs * kPanelColumns) {
+  for (int part = first; part < first + count; part++, out += kPartInputs * kPanel) {
     const uint8_t* block = panel + long(part / kShape.block_parts) * kShape.block_bytes();
-    for (int column = 0; column < kPanelColumns; column += 2 * kWidth) {
+    for (int column = 0; column < kPanel; column += 2 * kWidth) {
       widen_columns<kKind>(block, part % kShape.block_parts, column, [&](int input, const WideTwo& evens, const WideTwo& odds)
                            SPOTWISE_INLINE {
         unrolled<2>([&](auto r) SPOTWISE_INLINE {
@@ -264,12 +263,12 @@ SPOTWISE_INLINE inline void add_two(Register even, Register odd, const typename 
 }
 
 // Multiplies rows of `a`, up to kFusedRows, by a panel whose weights are widened in registers; each sum has a plain panel's
-// order. `out` has kPanelColumns sums a row.
+// order. `out` has kPanel sums a row.
 template <Kind kKind, class Format, int kRows>
 __attribute__((noinline)) void multiply_widening(const typename Format::Operand* a, long row_stride, const uint8_t* panel,
                                                  int inputs, float* out) {
   constexpr KindShape kShape = shape_of(kKind);
-  constexpr int kTwos = kPanelColumns / (2 * kWidth), kBlock = kShape.block_parts;
+  constexpr int kTwos = kPanel / (2 * kWidth), kBlock = kShape.block_parts;
   WideTwo totals[kTwos][kRows] = {};
   for (int part = 0; part < inputs / kPartInputs; part++) {
     const uint8_t* block = panel + long(part / kBlock) * kShape.block_bytes();
@@ -288,7 +287,7 @@ __attribute__((noinline)) void multiply_widening(const typename Format::Operand*
   }
   for (int two = 0; two < kTwos; two++) {
     for (int row = 0; row < kRows; row++) {
-      std::memcpy(out + row * kPanelColumns + two * 2 * kWidth, totals[two][row], sizeof totals[two][row]);
+      std::memcpy(out + row * kPanel + two * 2 * kWidth, totals[two][row], sizeof totals[two][row]);
     }
   }
 }
@@ -308,7 +307,7 @@ inline Widening<Format> widening(Kind kind) {
 template <class Format>
 inline const typename Format::Value* widened(Kind kind, const uint8_t* panel, int inputs) {
   thread_local std::vector<typename Format::Value> values;
-  values.resize(size_t(inputs) * kPanelColumns);
+  values.resize(size_t(inputs) * kPanel);
   widening<Format>(kind)(panel, 0, inputs / kPartInputs, values.data());
   return values.data();
 }
@@ -316,14 +315,14 @@ inline const typename Format::Value* widened(Kind kind, const uint8_t* panel, in
 // Widens output column `column` of a matrix, all of whose panels have `bytes`, to a row of values.
 template <class Format>
 void widen_column(Kind kind, const uint8_t* panels, long bytes, int inputs, long column, typename Format::Value* row) {
-  const uint8_t* panel = panels + column / kPanelColumns * bytes;
-  const int lane = int(column % kPanelColumns);
+  const uint8_t* panel = panels + column / kPanel * bytes;
+  const int lane = int(column % kPanel);
   const auto widen = widening<Format>(kind);
-  typename Format::Value part[kPartInputs * kPanelColumns];
+  typename Format::Value part[kPartInputs * kPanel];
   for (int first = 0; first < inputs; first += kPartInputs) {
     widen(panel, first / kPartInputs, 1, part);
     for (int i = 0; i < kPartInputs; i++) {
-      row[first + i] = part[(i / Format::kPair * kPanelColumns + lane) * Format::kPair + i % Format::kPair];
+      row[first + i] = part[(i / Format::kPair * kPanel + lane) * Format::kPair + i % Format::kPair];
     }
   }
 }

@@ -12,6 +12,7 @@ constexpr int kTileRows = 12;  // 12 rows x 2 registers of sums, 2 of weights: 2
 constexpr int kTileRows = 3;  // 3 rows x 4 registers of sums, one of weights, 3 of activations: 16 registers
 #endif
 constexpr int kTileParts = 2 * kParts;
+constexpr int kPanel = 2 * kLanes;  // columns of a tile, and of a panel of weights
 
 // The sums of a tile: its rows times 2 x 16 columns.
 template <int kRows>
@@ -45,7 +46,7 @@ struct PanelPairs {
   long ahead;
 
   SPOTWISE_INLINE const typename Format::Value* at(int step, int part) const {
-    return panel + step * 32L * Format::kPair + part * kWidth * Format::kPair;
+    return panel + step * long(kPanel) * Format::kPair + part * kWidth * Format::kPair;
   }
   SPOTWISE_INLINE void fetch(int step) const {
     if constexpr (kFetch) {
@@ -53,8 +54,8 @@ struct PanelPairs {
       __builtin_prefetch(at(step, kParts) + ahead, 0, 2);
     }
   }
-  SPOTWISE_INLINE Register even(int step, int part) const { return (Register)(*(const BitsAt*)at(step, part) << 16); }
-  SPOTWISE_INLINE Register odd(int step, int part) const { return (Register)(*(const BitsAt*)at(step, part) & 0xffff0000u); }
+  SPOTWISE_INLINE Register even(int step, int part) const { return even_of(*(const BitsAt*)at(step, part)); }
+  SPOTWISE_INLINE Register odd(int step, int part) const { return odd_of(*(const BitsAt*)at(step, part)); }
 };
 
 // In KV blocks, `stride` values from step to step.
@@ -67,8 +68,8 @@ struct BlockPairs {
     return (part < kParts ? b0 : b1) + step * stride + part % kParts * kWidth * Format::kPair;
   }
   SPOTWISE_INLINE void fetch(int) const {}
-  SPOTWISE_INLINE Register even(int step, int part) const { return (Register)(*(const BitsAt*)at(step, part) << 16); }
-  SPOTWISE_INLINE Register odd(int step, int part) const { return (Register)(*(const BitsAt*)at(step, part) & 0xffff0000u); }
+  SPOTWISE_INLINE Register even(int step, int part) const { return even_of(*(const BitsAt*)at(step, part)); }
+  SPOTWISE_INLINE Register odd(int step, int part) const { return odd_of(*(const BitsAt*)at(step, part)); }
 };
 
 // Widened: a row of 32 floats for each input.
@@ -150,8 +151,8 @@ SPOTWISE_INLINE inline BitRegister both_of(const uint16_t* pair) {
   std::memcpy(&both, pair, sizeof both);
   return both + BitRegister{};
 }
-SPOTWISE_INLINE inline Register even_of(const uint16_t* pair) { return (Register)(both_of(pair) << 16); }
-SPOTWISE_INLINE inline Register odd_of(const uint16_t* pair) { return (Register)(both_of(pair) & 0xffff0000u); }
+SPOTWISE_INLINE inline Register even_of(const uint16_t* pair) { return even_of(both_of(pair)); }
+SPOTWISE_INLINE inline Register odd_of(const uint16_t* pair) { return odd_of(both_of(pair)); }
 
 // The even products of a block, then the odd ones: each pass has half the sums, so that they stay in registers.
 template <int kRows, class Operand, class Weights>

@@ -23,6 +23,7 @@ from spotwise.engine.model.completeness import one_line
 from spotwise.engine.model.errors import ModelError, UnsupportedModelError
 from spotwise.engine.model.loading import EngineConfig, read_model_config, resolve
 from spotwise.engine.model.model_digest import model_digest
+from spotwise.engine.model.quantization import Quantization
 from spotwise.engine.model.sketch_folder import sketch_digest
 
 
@@ -73,7 +74,8 @@ def sketch_model(config: EngineConfig) -> Sketch:
     _fill_parameters(model, tensors)
     adapt_bloom(model)
     digest = sketch_digest(config.model_dir) or model_digest(checkpoint)
-    return Sketch(model, replace(inspect_model(model), digest=digest), tensors)
+    quantisation = Quantization(checkpoint.config).format
+    return Sketch(model, replace(inspect_model(model), digest=digest, quantisation=quantisation), tensors)
 
 
 def _fill_buffers(model: Any, tensors: CheckpointTensors) -> None:
