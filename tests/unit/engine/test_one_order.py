@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from spotwise.engine.block_kinds import BLOCK_KINDS
+from spotwise.engine.block_kinds import BLOCK_KINDS, BlockKind
 from spotwise.engine.engine import Engine
 from spotwise.engine.kv.cache import KvGeometry, PagedKvCache
 from spotwise.engine.model.attention_interface import LayerAttention
@@ -22,6 +22,7 @@ from spotwise.engine.native import processor
 from spotwise.engine.native.library import DRAW, Kernels
 from spotwise.engine.native.norm import NativeNorm
 from spotwise.engine.native.packed import BlockRows, PackedLinear, PackedWeight
+from tests.example_budget import BUDGET_S
 from tests.unit.engine.conftest import KINDS, usable
 from tests.unit.engine.quantised_models import random_blocks
 from tests.unit.engine.test_fused_layer import first_logits, tiny
@@ -83,86 +84,146 @@ def assert_bits(results: list[torch.Tensor]) -> None:
         assert bool(same.all()), f"{int((~same).sum())} of {same.numel()} differ"
 
 
-any_case = settings(max_examples=10_000, suppress_health_check=[HealthCheck.function_scoped_fixture])
+#: All of them in `make test-properties`: to draw so many takes a quarter of a minute, though within a budget few are tried.
+any_case = settings(
+    max_examples=500 if BUDGET_S else 10_000, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+dtypes, seeds = st.sampled_from(DTYPES), st.integers(0, 2**32)
+#: Of each kind of kernels; there are no more.
+threads = st.lists(st.integers(1, 3), min_size=len(KINDS), max_size=len(KINDS))
+
+
+@st.composite
+def parts_of(draw: st.DrawFn, most: int) -> tuple[int, slice]:
+    """Draw a number of rows, and some of them that follow each other."""
+    rows = draw(st.integers(1, most))
+    first = draw(st.integers(0, rows - 1))
+    return rows, slice(first, draw(st.integers(first + 1, rows)))
 
 
 @any_case
-@given(data=st.data())
-def test_products_are_the_same_for_the_same_rows(kinds: list[Kernels], data: st.DataObject) -> None:
-    """Whatever is computed beside them, on any number of threads, in whole panels or a shard's; with numbers of any size."""
-    dtype = data.draw(st.sampled_from(DTYPES))
-    inputs, outputs = 2 * data.draw(st.integers(1, 90)), data.draw(st.integers(1, 70))
-    rows, extremes = data.draw(st.integers(1, 40)), data.draw(st.integers(0, 12))
-    seed = data.draw(st.integers(0, 2**32))
+@given(
+    dtype=dtypes,
+    inputs=st.integers(1, 90).map(lambda pairs: 2 * pairs),
+    outputs=st.integers(1, 70),
+    part=parts_of(40),
+    extremes=st.integers(0, 12),
+    seed=seeds,
+    threads=threads,
+    alone=st.lists(st.booleans(), min_size=len(KINDS), max_size=len(KINDS)),
+    as_floats=st.booleans(),
+)
+def test_products_are_the_same_for_the_same_rows(
+    kinds: list[Kernels],
+    dtype: torch.dtype,
+    inputs: int,
+    outputs: int,
+    part: tuple[int, slice],
+    extremes: int,
+    seed: int,
+    threads: list[int],
+    alone: list[bool],
+    as_floats: bool,
+) -> None:
+    """Whatever is computed beside them, on any number of threads; with numbers of any size."""
+    rows, chosen = part
     weight = numbers((outputs, inputs), dtype, seed, extremes=extremes)
     x = numbers((rows, inputs), dtype, seed + 1, extremes=extremes)
-    first = data.draw(st.integers(0, rows - 1))
-    last = data.draw(st.integers(first + 1, rows))
-    as_floats = data.draw(st.booleans())
     results = []
-    for kernels in kinds:
-        kernels.set_threads(data.draw(st.integers(1, 3)))
+    for kernels, count, is_alone in zip(kinds, threads, alone, strict=False):
+        kernels.set_threads(count)
         linear = PackedLinear(kernels, PackedWeight.of(kernels, [weight]), None, float_output=as_floats)
-        alone = data.draw(st.booleans())
-        results.append(linear(x[first:last]) if alone else linear(x)[first:last])
+        results.append(linear(x[chosen]) if is_alone else linear(x)[chosen])
     assert_bits(results)
 
 
 @any_case
-@given(data=st.data())
-def test_products_of_quantised_weights_are_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
+@given(
+    kind=st.sampled_from(list(BLOCK_KINDS.values())),
+    dtype=dtypes,
+    blocks=st.integers(1, 3),
+    outputs=st.integers(1, 70),
+    rows=st.integers(1, 40),
+    extremes=st.tuples(st.booleans(), st.integers(0, 3)),
+    seed=seeds,
+    threads=threads,
+)
+def test_products_of_quantised_weights_are_the_same(
+    kinds: list[Kernels],
+    kind: BlockKind,
+    dtype: torch.dtype,
+    blocks: int,
+    outputs: int,
+    rows: int,
+    extremes: tuple[bool, int],
+    seed: int,
+    threads: list[int],
+) -> None:
     """Widened in registers for few rows, and before a tile multiplies more."""
-    kind = data.draw(st.sampled_from(list(BLOCK_KINDS.values())))
-    dtype, seed = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 2**32))
-    inputs, outputs = kind.inputs * data.draw(st.integers(1, 3)), data.draw(st.integers(1, 70))
-    blocks = BlockRows(kind, random_blocks(kind, outputs, inputs, seed, extremes=data.draw(st.booleans())), inputs)
-    x = numbers((data.draw(st.integers(1, 40)), inputs), dtype, seed, extremes=data.draw(st.integers(0, 3)))
+    inputs, (extreme_scales, extreme_numbers) = kind.inputs * blocks, extremes
+    weight = BlockRows(kind, random_blocks(kind, outputs, inputs, seed, extremes=extreme_scales), inputs)
+    x = numbers((rows, inputs), dtype, seed, extremes=extreme_numbers)
     results = []
-    for kernels in kinds:
-        kernels.set_threads(data.draw(st.integers(1, 3)))
-        results.append(PackedLinear(kernels, PackedWeight.of_blocks(kernels, [blocks], dtype), None)(x))
+    for kernels, count in zip(kinds, threads, strict=False):
+        kernels.set_threads(count)
+        results.append(PackedLinear(kernels, PackedWeight.of_blocks(kernels, [weight], dtype), None)(x))
     assert_bits(results)
 
 
 @any_case
-@given(data=st.data())
-def test_attention_is_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
+@given(
+    layer=st.builds(
+        LayerAttention,
+        st.sampled_from([0.01, 0.3, 4.0]),
+        st.sampled_from([None, 1, 7, 40]),
+        st.sampled_from([None, 1.5, 30.0]),
+        st.sampled_from([None, SLOPES]),
+        st.sampled_from([None, SINKS]),
+    ),
+    shapes=st.lists(st.tuples(st.integers(0, 70), st.integers(1, 20)), min_size=1, max_size=3).map(tuple),
+    geometry=st.builds(KvGeometry, st.just(2), st.sampled_from([1, 2, 6]), st.sampled_from([16, 20]), st.just(16)),
+    dtype=dtypes,
+    seed=st.integers(0, 1000),
+    threads=threads,
+)
+def test_attention_is_the_same(
+    kinds: list[Kernels],
+    layer: LayerAttention,
+    shapes: tuple[tuple[int, int], ...],
+    geometry: KvGeometry,
+    dtype: torch.dtype,
+    seed: int,
+    threads: list[int],
+) -> None:
     """Decodes and prefills over several blocks; windows, soft caps, slopes and sinks."""
-    layer = LayerAttention(
-        data.draw(st.sampled_from([0.01, 0.3, 4.0])),
-        data.draw(st.sampled_from([None, 1, 7, 40])),
-        data.draw(st.sampled_from([None, 1.5, 30.0])),
-        data.draw(st.sampled_from([None, SLOPES])),
-        data.draw(st.sampled_from([None, SINKS])),
-    )
-    row = st.tuples(st.integers(0, 70), st.integers(1, 20))
-    shapes = tuple(data.draw(st.lists(row, min_size=1, max_size=3)))
-    geometry = KvGeometry(2, data.draw(st.sampled_from([1, 2, 6])), data.draw(st.sampled_from([16, 20])), 16)
-    dtype, seed = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(0, 1000))
     results = []
-    for kernels in kinds:
-        kernels.set_threads(data.draw(st.integers(1, 2)))
-        results.append(
-            torch.cat([part.reshape(-1) for part in Rows.of(geometry, dtype, shapes, seed).natively(kernels, layer)])
-        )
+    for kernels, count in zip(kinds, threads, strict=False):
+        kernels.set_threads(count)
+        parts = Rows.of(geometry, dtype, shapes, seed).natively(kernels, layer)
+        results.append(torch.cat([part.reshape(-1) for part in parts]))
     assert_bits(results)
 
 
 @any_case
-@given(data=st.data())
-def test_norms_and_draws_are_the_same(kinds: list[Kernels], data: st.DataObject) -> None:
-    dtype, width = data.draw(st.sampled_from(DTYPES)), data.draw(st.integers(1, 100))
-    seed, extremes = data.draw(st.integers(0, 2**32)), data.draw(st.integers(0, 3))
+@given(
+    dtype=dtypes,
+    width=st.integers(1, 100),
+    seed=seeds,
+    extremes=st.integers(0, 3),
+    draw=st.tuples(
+        st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0]),
+        st.sampled_from([1.0, 0.9, 0.1]),
+        st.sampled_from([0.0, 0.05]),
+        st.floats(0, 1, exclude_max=True),
+        st.sampled_from([0, 1, 40]),
+    ),
+)
+def test_norms_and_draws_are_the_same(
+    kinds: list[Kernels], dtype: torch.dtype, width: int, seed: int, extremes: int, draw: tuple[float, ...]
+) -> None:
     x, weight = numbers((5, width), dtype, seed, extremes=extremes), numbers((width,), dtype, seed + 1)
     assert_bits([NativeNorm(kernels, weight, 1e-5)(x) for kernels in kinds])
     logits = numbers((4, 10 * width), torch.float32, seed + 2) * 4
-    draw = (
-        data.draw(st.sampled_from([0.0, 0.01, 0.7, 1.0, 5.0])),
-        data.draw(st.sampled_from([1.0, 0.9, 0.1])),
-        data.draw(st.sampled_from([0.0, 0.05])),
-        data.draw(st.floats(0, 1, exclude_max=True)),
-        data.draw(st.sampled_from([0, 1, 40])),
-    )
     draws = np.array([draw] * len(logits), dtype=DRAW)
     picked = [np.empty(len(logits), np.int64) for _ in kinds]
     for kernels, tokens in zip(kinds, picked, strict=True):
