@@ -7,7 +7,6 @@ iteration returns, the device has finished it: any thread may copy its KV. One t
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
 from collections.abc import Sequence as Rows
 from concurrent.futures import Future
@@ -26,10 +25,11 @@ from spotwise.core.requests.sampling import SampledToken
 from spotwise.engine.forward.adapters import Adapters
 from spotwise.engine.forward.cuda_attention import FlashInferBackend, TorchBackend, choose_attention, torch_attention
 from spotwise.engine.forward.decode_graphs import Capture, CudaCapture, DecodeGraphs
+from spotwise.engine.forward.fused_decoder import FusedDecoder, ModelDecoder
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
 from spotwise.engine.forward.native_attention import NativeAttention, NativeLayout, can_attend
 from spotwise.engine.forward.pooling import HeadInput, needs_all_tokens
-from spotwise.engine.forward.rewriting import SketchWeights, rewrite
+from spotwise.engine.forward.rewriting import SketchWeights, probe_row, rewrite
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.attention_interface import LayersWritten, reporting_layers, set_attention_context
 from spotwise.engine.model.compatibility import ModelFacts
@@ -88,7 +88,6 @@ class Engine:
             AdapterError: an adapter cannot be applied to the model."""
         self._model = model
         self._facts = facts
-        self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.kv = cache  #: the paged KV cache; the transfer reads and writes its blocks
         self.fused_layers = 0  #: decoder layers that one native call computes
         self.graphs: DecodeGraphs | None = None  #: recorded decodes; `None` where decodes are not recorded
@@ -111,12 +110,16 @@ class Engine:
             if kernels is not None:
                 self.fused_layers = rewrite(model, facts, kernels, self._attention, self._layout, memory, source)
         self._head_input = HeadInput(model)
+        self._decoder: ModelDecoder | FusedDecoder = (own := ModelDecoder(model, self._head_input))
         limits, is_readable = (facts.context_length, facts.vocab_size), self._head_input.is_readable
         self._sequences = HeldSequences(*limits, self._adapters, grammars, gives_embeddings=is_readable)
         if part is not None:
             return
         self._adapters.install(model, kernels, len(facts.layers))
         self._adapters.try_each(facts, cache, self._probe)
+        if self.fused_layers:
+            probe = self._layout.lay_out([probe_row(facts, cache)], last_only=False)
+            self._decoder = FusedDecoder.of(own, model, self._attention, probe) or own
         if kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 
@@ -373,14 +376,11 @@ class Engine:
         self, token_ids: torch.Tensor, position_ids: torch.Tensor, plan: Any, keep: torch.Tensor
     ) -> torch.Tensor:
         """Run the model over `[1, tokens]` and return logits `[kept, vocab_size]` at the flat positions `keep`."""
-        options = {"logits_to_keep": keep} if self._keeps_logits and not self._head_input.is_read else {}
         self._attention.plan = plan
         try:
-            output = self._model(input_ids=token_ids, position_ids=position_ids, use_cache=False, **options)
+            return self._decoder(token_ids, position_ids, keep)
         finally:
             self._attention.plan = None
-        logits: torch.Tensor = output.logits[0]
-        return logits if self._keeps_logits or self._head_input.is_read else logits[keep]
 
     def _score_prompts(self, rows: Rows[SequenceRow]) -> None:
         """Compute pieces of prompts and store the log-probability of each following token."""

@@ -15,6 +15,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from spotwise.core.costs.batching import Batch, BatchRow
 from spotwise.engine.engine import Engine
+from spotwise.engine.forward.fused_decoder import FusedDecoder
 from spotwise.engine.forward.fused_layer import find_parts
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.loading import EngineConfig, load_model
@@ -110,7 +111,8 @@ def test_a_fused_layer_wants_the_tokens_of_its_plan(llama_folder: Path, best_ker
     hidden, rotary = torch.zeros(1, 4, 96), (torch.zeros(1, 4, 16), torch.zeros(1, 4, 16))
     with pytest.raises(RuntimeError, match="outside an iteration"):
         layer(hidden, rotary)
-    layer.register_forward_pre_hook(lambda _, args: (args[0][:, :-1], *args[1:]))
+    assert isinstance(engine._decoder, FusedDecoder)
+    engine._decoder._embed.register_forward_hook(lambda _, args, output: output[:, :-1])
     engine.add_sequence(record("a", [1, 2, 3]))
     with pytest.raises(ValueError, match=r"\(1, 2, 96\) of torch.float32 given for 3 tokens"):
         engine.run_iteration(Batch((BatchRow("a@1", 0, 3, (0,)),)))

@@ -6,7 +6,6 @@ two residuals. `rewriting.py` tries whether a layer really computes it.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 
 from spotwise.engine.block_kinds import BlockKind, kinds_of_stack
+from spotwise.engine.forward.layer_run import LayerRun
 from spotwise.engine.forward.native_attention import NativeAttention
 from spotwise.engine.model.attention_interface import LayerAttention
 from spotwise.engine.native.library import FORMATS, LANES, Kernels, LayerFields
@@ -197,7 +197,7 @@ class FusedDecoderLayer(torch.nn.Module):
         shard: Shard = WHOLE,
     ) -> None:
         super().__init__()
-        self._layer = kernels.layer
+        self._kernels = kernels
         self._shard = shard
         self._context = context
         self._is_last = is_last
@@ -263,7 +263,13 @@ class FusedDecoderLayer(torch.nn.Module):
             kv_blocks=cache.num_blocks,
             gathering=shard.layer_gathering(kernels, attended, hidden, intermediate, self._dtype),
         )
-        self._address = ctypes.addressof(self._fields)
+        self._alone = self.followed_by(())
+
+    def followed_by(self, others: Sequence[FusedDecoderLayer]) -> LayerRun:
+        """Return a run of this layer and `others`, which follow it in the model and are in the same shard and context."""
+        layers = (self, *others)
+        fields = [layer._fields for layer in layers]
+        return LayerRun(self._kernels, self._context, self._shard, fields, self._dtype, ends_model=layers[-1]._is_last)
 
     def forward(
         self,
@@ -277,28 +283,7 @@ class FusedDecoderLayer(torch.nn.Module):
             hidden_states: `[1, tokens, hidden]`, overwritten.
             position_embeddings: cosine and sine, `[1, tokens, rotary_dim]` each.
         """
-        plan = self._context.plan
-        if plan is None:
-            raise RuntimeError("a layer was called outside an iteration")
-        cosine, sine = position_embeddings
-        for part, width in ((hidden_states, self._hidden), (cosine, self._fields.rotary_dim)):
-            if part.shape[-2:] != (plan.fields.tokens, width) or part.dtype is not self._dtype:
-                raise ValueError(f"{tuple(part.shape)} of {part.dtype} given for {plan.fields.tokens} tokens")
-        hidden_states, cosine, sine = hidden_states.contiguous(), cosine.contiguous(), sine.contiguous()
-        is_whole = self._layer(
-            self._address,
-            plan.address,
-            hidden_states.data_ptr(),
-            cosine.data_ptr(),
-            sine.data_ptr(),
-            int(self._is_last and plan.last_only),
-            None if plan.adapters is None else plan.adapters.address,
-        )
-        if not is_whole:
-            raise self._shard.error()
-        if self._context.on_written is not None:
-            self._context.on_written(self.index)
-        return hidden_states
+        return self._alone.compute(hidden_states, position_embeddings)
 
     def _keep_packed(self, weight: PackedWeight) -> int:
         self._kept.append(weight.data)

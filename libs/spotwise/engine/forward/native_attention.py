@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from spotwise.core.costs.batching import BatchRow
 from spotwise.engine.forward.iteration import FlatBatch, SequenceRow
+from spotwise.engine.forward.sequences import EngineSequence
 from spotwise.engine.kv.cache import KvOrder, PagedKvCache
 from spotwise.engine.model.attention_interface import AttentionCall, LayerAttention, PlannedAttention
 from spotwise.engine.native.library import FORMATS, LANES, AttentionFields, Kernels, RowFields
@@ -58,45 +60,51 @@ class NativeLayout:
         Raises:
             ValueError: a block table names a block that the cache does not have.
         """
-        count = len(rows)
-        numbers = [0 if sequence.adapter is None else sequence.adapter.number for _, sequence in rows]
-        order = sorted(range(count), key=numbers.__getitem__)
-        rows = [rows[index] for index in order]
-        first_position = np.fromiter((row.first_position for row, _ in rows), np.int32, count)
-        lengths = np.fromiter((row.num_tokens for row, _ in rows), np.int32, count)
-        first_token = np.zeros(count + 1, np.int32)
-        np.cumsum(lengths, out=first_token[1:])
-        tables = [sequence.block_table(row.block_ids) for row, sequence in rows]
+        count, order = len(rows), None
+        if any(sequence.adapter is not None for _, sequence in rows):
+            numbers = [0 if sequence.adapter is None else sequence.adapter.number for _, sequence in rows]
+            order = sorted(range(count), key=numbers.__getitem__)
+            rows = [rows[index] for index in order]
+        first_position = np.array([row.first_position for row, _ in rows], np.int32)
+        tables = [self._table(row, sequence) for row, sequence in rows]
         table_start = np.zeros(count, np.int64)
-        np.cumsum([len(table) for table in tables[:-1]], out=table_start[1:])
-        flat_tables = np.concatenate(tables).astype(np.int32)
-        self._check(flat_tables, table_start, first_position + lengths)
-        row_of_token = np.repeat(np.arange(count, dtype=np.int32), lengths)
-        tokens = int(first_token[-1])
-        positions = np.arange(tokens, dtype=np.int64) + (first_position - first_token[:-1])[row_of_token]
-        token_ids = np.concatenate(
-            [sequence.tokens[row.first_position : row.first_position + row.num_tokens] for row, sequence in rows]
-        )
+        if all(row.num_tokens == 1 for row, _ in rows):  # in decodes each step of this shows
+            first_token = row_of_token = np.arange(count + 1, dtype=np.int32)
+            positions = first_position.astype(np.int64)
+            token_ids = np.array([sequence.tokens[row.first_position] for row, sequence in rows])
+        else:
+            lengths = [row.num_tokens for row, _ in rows]
+            first_token = np.zeros(count + 1, np.int32)
+            np.cumsum(lengths, out=first_token[1:])
+            row_of_token = np.repeat(np.arange(count, dtype=np.int32), lengths)
+            positions = np.arange(len(row_of_token)) + (first_position - first_token[:-1])[row_of_token]
+            token_ids = np.concatenate(
+                [sequence.tokens[row.first_position : row.first_position + row.num_tokens] for row, sequence in rows]
+            )
+        if count > 1:
+            np.cumsum([len(table) for table in tables[:-1]], out=table_start[1:])
+        flat_tables = (tables[0] if count == 1 else np.concatenate(tables)).astype(np.int32)
         arrays = (first_token, first_position, table_start, flat_tables, row_of_token)
-        fields = RowFields(count, tokens, *(array.ctypes.data for array in arrays))
-        adapters = FusedRows([sequence.adapter for _, sequence in rows]) if any(numbers) else None
-        last_token = np.empty(count, np.int64)
-        last_token[order] = first_token[1:] - 1
+        fields = RowFields(count, len(token_ids), *(array.ctypes.data for array in arrays))
+        adapters = None if order is None else FusedRows([sequence.adapter for _, sequence in rows])
+        last_token = (first_token[1:] - 1).tolist()
+        if order is not None:
+            last_token = [last for _, last in sorted(zip(order, last_token, strict=True))]
         return FlatBatch(
             torch.from_numpy(token_ids).unsqueeze(0),
             torch.from_numpy(positions).unsqueeze(0),
             NativePlan(fields, arrays, last_only, adapters),
-            tuple(last_token.tolist()),
+            tuple(last_token),
         )
 
-    def _check(self, tables: NDArray[np.int32], start: NDArray[np.int64], ends: NDArray[np.int32]) -> None:
-        """Raise ValueError where a block that holds a token does not exist; later table entries are not checked."""
-        needed = -(-ends // self._block_size)
-        held = np.diff(start, append=len(tables))
-        index = np.arange(len(tables)) - np.repeat(start, held)
-        used = tables[index < np.repeat(needed, held)]
-        if used.min() < 0 or used.max() >= self._num_blocks:
+    def _table(self, row: BatchRow, sequence: EngineSequence) -> NDArray[np.int64]:
+        """Return a row's block table; raises ValueError where a block that holds a token does not exist. Later entries are not
+        checked.
+        """
+        table = sequence.block_table(row.block_ids)
+        if sequence.blocks_below(self._num_blocks) < -(-(row.first_position + row.num_tokens) // self._block_size):
             raise ValueError(f"a block table names a block outside 0..{self._num_blocks - 1}")
+        return table
 
 
 class NativeAttention(PlannedAttention[NativePlan]):

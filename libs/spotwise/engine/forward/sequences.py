@@ -33,6 +33,7 @@ class EngineSequence:
         self.is_broken = False
         self._block_ids: tuple[int, ...] = ()
         self._block_table = np.empty(0, dtype=np.int64)
+        self._blocks_below = (0, 0)
         # An attempt that continues after committed outputs has reported its prompt already.
         reports_prompt = record.sampling.prompt_logprobs is not None and not record.output_token_ids
         self.prompt_logprobs: list[TokenLogprobs | None] | None = (
@@ -83,8 +84,18 @@ class EngineSequence:
         if block_ids is not self._block_ids:
             if block_ids != self._block_ids:
                 self._block_table = np.asarray(block_ids, dtype=np.int64)
+                self._blocks_below = (0, 0)
             self._block_ids = block_ids
         return self._block_table
+
+    def blocks_below(self, num_blocks: int) -> int:
+        """Return how many entries of the table, from the first on, name one of `num_blocks` blocks, counted again only when the
+        table changed.
+        """
+        if self._blocks_below[0] != num_blocks:
+            wrong = np.flatnonzero((self._block_table < 0) | (self._block_table >= num_blocks))
+            self._blocks_below = num_blocks, int(wrong[0]) if len(wrong) else len(self._block_table)
+        return self._blocks_below[1]
 
 
 def require_valid(record: RequestRecord, context_length: int, vocab_size: int) -> None:

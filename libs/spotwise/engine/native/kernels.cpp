@@ -151,16 +151,13 @@ void sw_normalize(int format, const void* x, int rows, int width, const void* we
   });
 }
 
-// Computes one decoder layer in place on x [tokens, hidden]; `adapters` is null where no row has one. Returns 0 where the group is
-// broken.
-int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, const void* cosine, const void* sine,
-             int last_only, const AdapterRows* adapters) {
-  const Computing computing;
+// Computes one decoder layer, as `sw_layers`.
+static bool compute_fields(const LayerFields& l, const RowFields& r, void* x, const void* cosine, const void* sine, bool last_only,
+                           const AdapterRows* adapters) {
   bool is_whole = false;
-  with_format(fields->format, [&](auto f) {
+  with_format(l.format, [&](auto f) {
     typedef decltype(f) Format;
     typedef typename Format::Value Value;
-    const LayerFields& l = *fields;
     const long key_stride = l.kv_blocks * kBlock * l.key_dim, value_stride = l.kv_blocks * kBlock * l.value_dim;
     const int key_column = l.heads * l.key_dim, value_column = key_column + l.kv_heads * l.key_dim;
     const int qkv_width = value_column + l.kv_heads * l.value_dim;
@@ -193,12 +190,22 @@ int sw_layer(const LayerFields* fields, const RowFields* row_fields, void* x, co
         l.gathering,
         l.index,
     };
-    const Rows rows{row_fields->rows,        row_fields->tokens, row_fields->first_token, row_fields->first_position,
-                    row_fields->table_start, row_fields->tables, row_fields->row_of_token};
+    const Rows rows{r.rows, r.tokens, r.first_token, r.first_position, r.table_start, r.tables, r.row_of_token};
     is_whole = compute_layer<Format>(team(), workspace<Format>(), layer, rows, (Value*)x, (const Value*)cosine,
-                                     (const Value*)sine, last_only != 0, adapters);
+                                     (const Value*)sine, last_only, adapters);
   });
   return is_whole;
+}
+
+// Computes decoder layers that follow each other in place on x [tokens, hidden]; `last_only` counts for the last of them,
+// `adapters` is null where no row has one. Returns 0 where the group is broken.
+int sw_layers(const LayerFields* const* fields, int count, const RowFields* row_fields, void* x, const void* cosine,
+              const void* sine, int last_only, const AdapterRows* adapters) {
+  const Computing computing;
+  for (int i = 0; i < count; i++) {
+    if (!compute_fields(*fields[i], *row_fields, x, cosine, sine, last_only && i == count - 1, adapters)) return 0;
+  }
+  return 1;
 }
 
 // Writes new keys and values, then attends. Strides count values, between tokens and heads; out is [tokens, heads, value_dim].

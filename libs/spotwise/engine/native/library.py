@@ -133,7 +133,7 @@ class Kernels:
             c_int,
         )
         self.normalize = _function(library.sw_normalize, c_int, c_void_p, c_int, c_int, c_void_p, c_float, c_void_p)
-        self.layer = _function(library.sw_layer, *[c_void_p] * 5, c_int, c_void_p, returns=c_int)
+        self.layers = _function(library.sw_layers, c_void_p, c_int, *[c_void_p] * 4, c_int, c_void_p, returns=c_int)
         self.attend = _function(library.sw_attend, c_void_p, c_void_p, *[c_void_p, c_int64, c_int64] * 3, c_void_p)
         self.pick = _function(library.sw_pick, c_void_p, c_int, c_int, c_void_p, c_void_p)
         self.exchange_bytes = _function(library.sw_exchange_bytes, c_int, c_int64, returns=c_int64)
