@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from spotwise.benchmarks.yardsticks.vllm_reasons import StreamError, explaining, loads, remembering, with_body
+from spotwise.benchmarks.yardsticks.vllm_reasons import (
+    StreamError,
+    explaining,
+    loads,
+    of_one_request,
+    remembering,
+    with_body,
+)
 
 
 class Reader:
@@ -94,3 +101,14 @@ async def test_a_refusal_has_its_status_and_body(readable: bool) -> None:
     assert response.reason == f"status 400 Bad Request: {body}"
     fine = SimpleNamespace(status=200, reason="OK", read=None)
     assert (await with_body(start)(fine, None)).reason == "OK"
+
+
+def test_each_request_has_a_connection_of_its_own() -> None:
+    """Whatever the client asks for: a server may close one that is kept alive just as the next request is sent on it."""
+
+    class Connector:
+        def __init__(self, **options: object) -> None:
+            self.options = options
+
+    connector: Any = of_one_request(Connector)(limit=3, force_close=False, keepalive_timeout=60)
+    assert connector.options == {"limit": 3, "force_close": True, "keepalive_timeout": None}

@@ -1,9 +1,9 @@
-"""vLLM's command line, whose benchmark client says why a request failed, and reads the usage of every server.
+"""vLLM's command line, whose benchmark client says why a request failed, and reads every server alike.
 
 `python vllm_reasons.py bench serve …` is run by the Python of vLLM's environment, and imports nothing of spotwise. vLLM 0.32's
 client keeps only the reason phrase of a refused request, shows nothing of a stream that it cannot read, skips an event that is
 an error, and takes a stream that was cut for an answer. It overlooks a usage that comes with the last text, as llama.cpp's,
-and then counts the tokens of the text. Requests, reading and times are its own.
+and then counts the tokens of the text. Each request has a connection of its own. Requests, reading and times are its own.
 """
 
 from __future__ import annotations
@@ -107,11 +107,25 @@ def with_body(start: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[A
     return started
 
 
+def of_one_request(connector: type[Any]) -> type[Any]:
+    """A subclass of `aiohttp.TCPConnector` whose connections carry one request each.
+
+    A server may close a connection that it keeps alive at the very moment in which the client sends the next request on it.
+    """
+
+    class OfOneRequest(connector):  # type: ignore[misc]
+        def __init__(self, **options: Any) -> None:
+            super().__init__(**{**options, "force_close": True, "keepalive_timeout": None})
+
+    return OfOneRequest
+
+
 def main() -> int:
     """Run vLLM's command line on this process's arguments, with the client's requests explained."""
     aiohttp: Any = importlib.import_module("aiohttp")
     client: Any = importlib.import_module("vllm.benchmarks.lib.endpoint_request_func")
     aiohttp.ClientResponse.start = with_body(aiohttp.ClientResponse.start)
+    aiohttp.TCPConnector = of_one_request(aiohttp.TCPConnector)
     client.json = SimpleNamespace(loads=loads, dumps=json.dumps, JSONDecodeError=json.JSONDecodeError)
     client.StreamedResponseHandler = remembering(client.StreamedResponseHandler)
     client.ASYNC_REQUEST_FUNCS["openai"] = explaining(client.ASYNC_REQUEST_FUNCS["openai"])
