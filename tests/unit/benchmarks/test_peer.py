@@ -55,7 +55,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., dict[s
     for name in ("find_vllm", "find_llama", "weights_file"):
         monkeypatch.setattr(command, name, found)
     monkeypatch.setattr(command, "gguf_of", found)
-    monkeypatch.setattr(command, "resolve_with_progress", lambda *_: SimpleNamespace(path=tmp_path, name="tiny"))
+    located = SimpleNamespace(path=tmp_path, name="tiny")
+    monkeypatch.setattr(command, "resolve_with_progress", lambda *_, widens: located if widens else None)
     monkeypatch.setattr(command, "dtype_of_both", lambda _: "float32")
     monkeypatch.setattr(command, "variants", lambda *_: {"spotwise": "float32, kernels avx2"})
     monkeypatch.setattr(command, "close_dtypes", lambda *_: {"float32": 10.0, "bfloat16": 9.0})

@@ -30,7 +30,7 @@ class RotaryTable:
 
     Args:
         module: a rotary embedding of transformers, of a kind in which positions do not depend on each other.
-        dtype: of the model.
+        dtype: dtype of the model.
     """
 
     def __init__(self, module: torch.nn.Module, dtype: torch.dtype) -> None:

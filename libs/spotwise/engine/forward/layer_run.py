@@ -21,7 +21,7 @@ class LayerRun:
         context: holds the plan of the rows, and the cache.
         shard: the shard of the layers that this process computes.
         fields: what the kernels read of each layer; kept alive.
-        dtype: of hidden states.
+        dtype: dtype of hidden states.
         ends_model: the last of them is the model's last, which with `NativePlan.last_only` computes only each row's last token.
     """
 
