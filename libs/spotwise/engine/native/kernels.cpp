@@ -100,11 +100,14 @@ void sw_pack(int format, const void* weights, int outputs, int inputs, const int
   });
 }
 
-// Packs rows of a GGUF file's blocks, of a quantised kind, into panels; one begins every `stride` bytes.
-void sw_pack_blocks(int kind, const void* blocks, int outputs, int inputs, const int32_t* rows, void* packed, int64_t stride) {
-  with_kind(Kind(kind), [&](auto constant) {
-    pack_blocks<decltype(constant)::value>((const uint8_t*)blocks, outputs, inputs, (uint8_t*)packed, stride,
-                                           [&](int column) { return rows[column]; });
+// Packs rows of a GGUF file's blocks, of a quantised kind, into panels of a format; one begins every `stride` bytes.
+void sw_pack_blocks(int format, int kind, const void* blocks, int outputs, int inputs, const int32_t* rows, void* packed,
+                    int64_t stride) {
+  with_format(format, [&](auto f) {
+    with_kind(Kind(kind), [&](auto constant) {
+      pack_blocks<decltype(constant)::value, decltype(f)>((const uint8_t*)blocks, outputs, inputs, (uint8_t*)packed, stride,
+                                                          [&](int column) { return rows[column]; });
+    });
   });
 }
 

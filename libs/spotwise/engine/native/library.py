@@ -113,7 +113,9 @@ class Kernels:
         self.set_threads = _function(library.sw_set_threads, c_int)
         self._own_cores = _function(library.sw_own_cores, c_void_p, c_int)
         self.pack = _function(library.sw_pack, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p)
-        self.pack_blocks = _function(library.sw_pack_blocks, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int64)
+        self.pack_blocks = _function(
+            library.sw_pack_blocks, c_int, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int64
+        )
         self.widen_columns = _function(
             library.sw_widen_columns, c_int, c_int, c_void_p, c_int, c_void_p, c_int, c_void_p
         )

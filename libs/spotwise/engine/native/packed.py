@@ -114,12 +114,12 @@ class PackedWeight:
             if len(set(kinds)) == 1:
                 stacked = torch.cat([weight.data for weight in weights]) if len(weights) > 1 else weights[0].data
                 own = np.arange(outputs) if order is None else order
-                pack_block_rows(kernels, BlockRows(kinds[0], stacked, inputs), own, packed, stride)
+                pack_block_rows(kernels, BlockRows(kinds[0], stacked, inputs), own, packed, stride, dtype)
                 return
             before = 0
             for weight, count in zip(weights, rows, strict=True):
                 own_panels = packed[before // PANEL * stride : (before + count) // PANEL * stride]
-                pack_block_rows(kernels, weight, np.arange(count), own_panels, stride)
+                pack_block_rows(kernels, weight, np.arange(count), own_panels, stride, dtype)
                 before += count
 
         placed = memory.place(name, -(-outputs // PANEL) * stride, torch.uint8, pack)
@@ -138,11 +138,20 @@ def panel_stride(kinds: Sequence[BlockKind], inputs: int) -> int:
     return max(kind.panel_bytes(inputs) for kind in kinds)
 
 
-def pack_block_rows(kernels: Kernels, weight: BlockRows, order: np.ndarray, packed: torch.Tensor, stride: int) -> None:
-    """Write rows of a quantised weight as the panels of `packed`, `stride` bytes each, likewise."""
+def pack_block_rows(
+    kernels: Kernels, weight: BlockRows, order: np.ndarray, packed: torch.Tensor, stride: int, dtype: torch.dtype
+) -> None:
+    """Write rows of a quantised weight as the panels of `packed`, `stride` bytes each, to be multiplied in `dtype`."""
     data, rows = weight.data.contiguous(), np.ascontiguousarray(order, dtype=np.int32)
     kernels.pack_blocks(
-        weight.kind.code, data.data_ptr(), len(rows), weight.inputs, rows.ctypes.data, packed.data_ptr(), stride
+        FORMATS[dtype],
+        weight.kind.code,
+        data.data_ptr(),
+        len(rows),
+        weight.inputs,
+        rows.ctypes.data,
+        packed.data_ptr(),
+        stride,
     )
 
 

@@ -49,7 +49,7 @@ struct RawBlock {
 
 // Packs `outputs` rows of blocks into panels, of which one begins every `stride` bytes; `source_row(column)` returns the row of an
 // output column. Columns beyond `outputs` are zero.
-template <Kind kKind, class SourceRow>
+template <Kind kKind, class Format, class SourceRow>
 void pack_blocks(const uint8_t* rows, int outputs, int inputs, uint8_t* packed, long stride, const SourceRow& source_row) {
   constexpr KindShape kShape = shape_of(kKind);
   const int blocks = inputs / (kShape.block_parts * kPartInputs);
@@ -64,25 +64,27 @@ void pack_blocks(const uint8_t* rows, int outputs, int inputs, uint8_t* packed, 
       std::memcpy(block + 2 * lane, from.scale(), 2);
       if constexpr (kShape.has_minimum) std::memcpy(block + 2 * kPanel + 2 * lane, from.minimum(), 2);
       for (int part = 0; part < kShape.block_parts; part++) {
-        uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes() + lane;
+        uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes();
         if constexpr (kShape.part_scales > 0) {
           uint8_t scales[2];
           from.part_scales(part, scales);
-          own[0] = scales[0];
-          own[kPanel] = scales[1];
+          own[lane] = scales[0];
+          own[kPanel + lane] = scales[1];
         }
         uint8_t* numbers = own + kShape.part_scales * kPanel;
         uint8_t* further = numbers + kPartInputs * kPanel * kShape.number_bits / 8;
         for (int input = 0; input < kPartInputs; input++) {
           const int number = from.number(part, input);
+          const LanePlace place = place_of<Format>(lane, input);
+          const int slot = input / 2 * 2 + place.half;
           if constexpr (kShape.number_bits == 8) {
-            numbers[input * kPanel] = uint8_t(number);
+            numbers[slot * kPanel + place.lane] = uint8_t(number);
           } else {
-            numbers[input / 2 * kPanel] |= uint8_t((number & 15) << input % 2 * 4);
+            numbers[slot / 2 * kPanel + place.lane] |= uint8_t((number & 15) << place.half * 4);
           }
           if constexpr (kShape.further_bits > 0) {
             constexpr int kInputs = 8 / kShape.further_bits;
-            further[input / kInputs * kPanel] |= uint8_t(number >> 4 << input % kInputs * kShape.further_bits);
+            further[slot / kInputs * kPanel + place.lane] |= uint8_t(number >> 4 << slot % kInputs * kShape.further_bits);
           }
         }
       }

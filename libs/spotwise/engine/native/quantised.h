@@ -2,15 +2,16 @@
 // tile multiplies them.
 //
 // A panel has 32 output columns, like any other. Each block of inputs is contiguous: scales (and minima) of the 32 columns in
-// half precision, then parts of 32 inputs: their own scales in bytes where the kind has them, then the quantised numbers. Numbers
-// of four bits share a byte with their neighbour, the even input in the low half: the two values of a pair are unpacked together.
-// Further bits follow, 8 or 4 inputs to a byte.
+// half precision, then parts of 32 inputs: their own scales in bytes where the kind has them, then the quantised numbers. The 64
+// numbers of two inputs are two halves of 32 lanes (`place_of`), so that registers of widened ones are what the format multiplies.
+// Numbers of four bits share a byte with those of the other half. Further bits follow, 8 or 4 halves to a byte.
 //
 // A weight is scale x integer (+ minimum). The product is exact in float32 for all kinds, so that one rounding remains, whether
 // the sum is fused or not: the value is that of the `gguf` package, bit for bit. In bfloat16 it is that value, rounded.
 
 #pragma once
 
+#include <algorithm>
 #include <vector>
 
 #include "tile.h"
@@ -66,6 +67,20 @@ inline long panel_bytes(Kind kind, int inputs) {
   return kind == Kind::kPlain ? 0 : long(inputs / (shape.block_parts * kPartInputs)) * shape.block_bytes();
 }
 
+// Where a number is among those of its pair of inputs: a lane of the first half or of the second.
+struct LanePlace {
+  int lane, half;
+};
+
+// In float32 the halves are the two inputs, each of 32 columns. In bfloat16 the two numbers of a column are neighbours, and of each
+// sixteen columns the first eight are in the first half: their registers are rounded to one of pairs.
+template <class Format>
+constexpr LanePlace place_of(int column, int input) {
+  if (Format::kPair == 1) return {column, input % 2};
+  const int place = 2 * column + input % 2;
+  return {place / 32 * kLanes + place % kLanes, place % 32 / kLanes};
+}
+
 // As many bytes as a register has numbers, each widened. The compiler's own conversion takes several steps.
 inline IntRegister wide_bytes(const uint8_t* from) {
 #if defined(__AVX512F__)
@@ -87,7 +102,16 @@ inline IntRegister wide_signed_bytes(const uint8_t* from) {
 #endif
 }
 
-inline Register wide_floats(IntRegister integers) { return __builtin_convertvector(integers, Register); }
+// Sixteen bytes, each a number.
+SPOTWISE_INLINE inline Ints load_bytes(const uint8_t* from) {
+  return ints([&](auto i) SPOTWISE_INLINE { return wide_bytes(from + i * kWidth); });
+}
+SPOTWISE_INLINE inline Ints load_signed_bytes(const uint8_t* from) {
+  return ints([&](auto i) SPOTWISE_INLINE { return wide_signed_bytes(from + i * kWidth); });
+}
+SPOTWISE_INLINE inline Floats converted(const Ints& integers) {
+  return floats([&](auto i) SPOTWISE_INLINE { return __builtin_convertvector(integers.part[i], Register); });
+}
 
 // Half precision to single, exactly; also where numbers that are not normal count as zero, since the result always is. What is no
 // number becomes one of those that `wide_rounded` keeps.
@@ -106,11 +130,14 @@ inline Register wide_halves(const uint8_t* from) {
   std::memcpy(&halves, from, sizeof halves);
   const BitRegister bits = __builtin_convertvector(halves, BitRegister);
   const BitRegister sign = (bits & 0x8000u) << 16, size = bits & 0x7fffu;
-  const BitRegister small = (BitRegister)(wide_floats((IntRegister)size) * 0x1p-24f);
+  const BitRegister small = (BitRegister)(__builtin_convertvector((IntRegister)size, Register) * 0x1p-24f);
   const BitRegister usual = (size << 13) + (112u << 23), endless = (size << 13) | 0x7f800000u;
   const Register found = (Register)((size < 0x400u ? small : size < 0x7c00u ? usual : endless) | sign);
 #endif
   return found == found ? found : Register{} + __builtin_nanf("");
+}
+SPOTWISE_INLINE inline Floats load_halves(const uint8_t* from) {
+  return floats([&](auto i) SPOTWISE_INLINE { return wide_halves(from + 2 * i * kWidth); });
 }
 
 // A weight rounded to bfloat16, as bits of a float: `BFloat16::rounded` of what a weight can be.
@@ -119,94 +146,163 @@ SPOTWISE_INLINE inline BitRegister wide_rounded(Register value) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) & 0xffff0000u;
 }
 
-// Two registers of the even and the odd values of pairs, rounded to bfloat16, as a register of pairs.
-inline BitRegister wide_pairs(Register even, Register odd) {
-#if defined(__AVX512BF16__) && defined(__AVX512BW__)
-  static const struct Order {
-    alignas(64) uint16_t place[32];
-    Order() {
-      for (int i = 0; i < 32; i++) place[i] = uint16_t(i / 2 + i % 2 * 16);
-    }
-  } order;
-  const __m512i halves = (__m512i)_mm512_cvtne2ps_pbh((__m512)odd, (__m512)even);
-  return (BitRegister)_mm512_maskz_permutexvar_epi16(0xffffffffu, _mm512_load_si512(order.place), halves);
+// Sixteen lanes of both halves of a pair of inputs.
+struct Halves {
+  Floats half[2];
+
+  // Register `i` of both halves' lanes, one after the other.
+  SPOTWISE_INLINE Register at(int i) const { return half[i / kParts].part[i % kParts]; }
+};
+
+// What each of eight columns has, twice, for the lanes of one half.
+SPOTWISE_INLINE inline Floats doubled(const Floats& v, int half) {
+#if defined(__AVX512F__)
+  const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+  return {{(Register)_mm512_maskz_permutexvar_ps(0xffff, _mm512_add_epi32(lanes, _mm512_set1_epi32(8 * half)), (__m512)v.part[0])}};
+#elif defined(__AVX2__)
+  const __m256 own = (__m256)v.part[half];
+  return {{(Register)_mm256_permutevar8x32_ps(own, _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3)),
+           (Register)_mm256_permutevar8x32_ps(own, _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7))}};
 #else
-  return wide_rounded(odd) | (wide_rounded(even) >> 16);
+  return floats([&](auto i) SPOTWISE_INLINE {
+    const Register& own = v.part[2 * half + i / 2];
+    return i % 2 ? Register{own[2], own[2], own[3], own[3]} : Register{own[0], own[0], own[1], own[1]};
+  });
 #endif
 }
 
-// Writes one register of columns of the inputs `input` and `input + 1` of a piece to `out`, which has the layout of a panel.
 template <class Format>
-inline void put_wide(typename Format::Value* out, int input, int column, Register even, Register odd) {
+SPOTWISE_INLINE inline Halves for_lanes(const Floats& of_columns) {
+  if constexpr (Format::kPair == 1) return {{of_columns, of_columns}};
+  return {{doubled(of_columns, 0), doubled(of_columns, 1)}};
+}
+
+// The numbers of sixteen columns at even lanes, or at odd ones.
+template <int kOdd>
+SPOTWISE_INLINE inline Floats every_second(const Halves& both) {
+  return floats([&](auto i) SPOTWISE_INLINE {
+    const Register a = both.at(2 * i), b = both.at(2 * i + 1);
+#if defined(__AVX512F__)
+    const __m512i lanes = _mm512_setr_epi32(0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+    return (Register)_mm512_permutex2var_ps((__m512)a, _mm512_add_epi32(lanes, _mm512_set1_epi32(kOdd)), (__m512)b);
+#elif defined(__AVX2__)
+    const __m256 found = _mm256_shuffle_ps((__m256)a, (__m256)b, kOdd ? 0xdd : 0x88);
+    return (Register)_mm256_permute4x64_pd(_mm256_castps_pd(found), 0xd8);
+#else
+    return Register{a[kOdd], a[2 + kOdd], b[kOdd], b[2 + kOdd]};
+#endif
+  });
+}
+
+// Pairs of sixteen columns, rounded to bfloat16, as the format's panels have them.
+struct WidePairs : Vector<BitRegister> {};
+
+SPOTWISE_INLINE inline WidePairs rounded_pairs(const Halves& both) {
+#if defined(__AVX512BF16__)
+  return {{(BitRegister)_mm512_cvtne2ps_pbh((__m512)both.half[1].part[0], (__m512)both.half[0].part[0])}};
+#else
+  const Floats even = every_second<0>(both), odd = every_second<1>(both);
+  return {WidePairs::of([&](auto i) SPOTWISE_INLINE { return wide_rounded(odd.part[i]) | (wide_rounded(even.part[i]) >> 16); })};
+#endif
+}
+
+// Writes sixteen columns of the inputs `input` and `input + 1` of a piece to `out`, which has the layout of a panel.
+template <class Format>
+SPOTWISE_INLINE inline void put_wide(typename Format::Value* out, int input, int column, const Halves& both) {
   if constexpr (Format::kPair == 1) {
-    std::memcpy(out + input * kPanel + column, &even, sizeof even);
-    std::memcpy(out + (input + 1) * kPanel + column, &odd, sizeof odd);
+    store(out + input * kPanel + column, both.half[0]);
+    store(out + (input + 1) * kPanel + column, both.half[1]);
   } else {
-    const BitRegister pairs = wide_pairs(even, odd);
-    std::memcpy(out + input * kPanel + 2 * column, &pairs, sizeof pairs);
+    const WidePairs pairs = rounded_pairs(both);
+    unrolled<kParts>([&](auto i) SPOTWISE_INLINE {
+      *(BitsAt*)(out + input * kPanel + 2 * (column + i * kWidth)) = pairs.part[i];
+    });
   }
 }
 
-// Widens part `part` of a block for the columns of two registers, from `column` on. `put(input, evens, odds)` receives the values of
-// two inputs at a time, each two registers.
-typedef Register WideTwo[2];
+// Numbers of four bits, of both halves, from sixteen bytes; `kLeast` is that of zero bits.
+template <int kLeast>
+SPOTWISE_INLINE inline Halves nibbles(const Ints& both) {
+#if defined(__AVX512F__)
+  alignas(64) static constexpr float kNumbers[] = {kLeast + 0,  kLeast + 1,  kLeast + 2,  kLeast + 3, kLeast + 4,  kLeast + 5,
+                                                   kLeast + 6,  kLeast + 7,  kLeast + 8,  kLeast + 9, kLeast + 10, kLeast + 11,
+                                                   kLeast + 12, kLeast + 13, kLeast + 14, kLeast + 15};
+  const __m512 numbers = _mm512_load_ps(kNumbers);  // looked up by the low four bits of a lane
+  const __m512i low = (__m512i)both.part[0];
+  return {{{{(Register)_mm512_maskz_permutexvar_ps(0xffff, low, numbers)}},
+           {{(Register)_mm512_maskz_permutexvar_ps(0xffff, _mm512_maskz_srli_epi32(0xffff, low, 4), numbers)}}}};
+#else
+  return {{converted(ints([&](auto i) SPOTWISE_INLINE { return (both.part[i] & 15) + kLeast; })),
+           converted(ints([&](auto i) SPOTWISE_INLINE { return (both.part[i] >> 4) + kLeast; }))}};
+#endif
+}
 
-template <Kind kKind, class Put>
+// The numbers of a pair of inputs, the `slot`-th and the next of a part, for sixteen lanes.
+template <Kind kKind>
+SPOTWISE_INLINE inline Halves numbers_at(const uint8_t* numbers, [[maybe_unused]] const uint8_t* further, int slot,
+                                         [[maybe_unused]] auto shift) {
+  constexpr KindShape kShape = shape_of(kKind);
+  if constexpr (kShape.number_bits == 8) {
+    return {{converted(load_signed_bytes(numbers + slot * kPanel)), converted(load_signed_bytes(numbers + (slot + 1) * kPanel))}};
+  } else if constexpr (kShape.further_bits == 0) {
+    return nibbles<kKind == Kind::kQ4_0 ? -8 : 0>(load_bytes(numbers + slot / 2 * kPanel));
+  } else {
+    constexpr int kBits = kShape.further_bits, kMask = ((1 << kBits) - 1) << 4, kLeast = kKind == Kind::kQ6_K ? -32 : 0;
+    constexpr int kShift = decltype(shift)::value * kBits;
+    const Ints low = load_bytes(numbers + slot / 2 * kPanel), bits = load_bytes(further + slot / (8 / kBits) * kPanel);
+    const auto moved = [](IntRegister value, int by) SPOTWISE_INLINE { return by < 0 ? value >> -by : value << by; };
+    return {{converted(ints([&](auto i) SPOTWISE_INLINE {
+               return ((low.part[i] & 15) | (moved(bits.part[i], 4 - kShift) & kMask)) + kLeast;
+             })),
+             converted(ints([&](auto i) SPOTWISE_INLINE {
+               return (low.part[i] >> 4 | (moved(bits.part[i], 4 - kShift - kBits) & kMask)) + kLeast;
+             }))}};
+  }
+}
+
+constexpr int kSixteens = kWidth == 16 ? 2 : 1;  // of columns, whose widened registers fit beside the sums
+typedef Halves WideColumns[kSixteens];
+
+// Widens part `part` of a block for some sixteens of columns, from `column` on. `put(input, values)` receives the values of two inputs
+// at a time.
+template <Kind kKind, class Format, class Put>
 SPOTWISE_INLINE inline void widen_columns(const uint8_t* block, int part, int column, const Put& put) {
   constexpr KindShape kShape = shape_of(kKind);
   constexpr bool kHasMinimum = kShape.has_minimum;
   const uint8_t* own = block + kShape.header_bytes() + part * kShape.part_bytes();
   const uint8_t* numbers = own + kShape.part_scales * kPanel + column;
   const uint8_t* further = numbers + kPartInputs * kPanel * kShape.number_bits / 8;
-  WideTwo scale, second = {}, minimum = {};
-  unrolled<2>([&](auto r) SPOTWISE_INLINE {
-    const int at = column + r * kWidth;
-    scale[r] = wide_halves(block + 2 * at);
-    if constexpr (kKind == Kind::kQ4_1) minimum[r] = wide_halves(block + 2 * (kPanel + at));
+  WideColumns scale, second = {}, minimum = {};
+  unrolled<kSixteens>([&](auto s) SPOTWISE_INLINE {
+    const int at = column + s * kLanes;
+    Floats unit = load_halves(block + 2 * at);
+    if constexpr (kKind == Kind::kQ4_1) minimum[s] = for_lanes<Format>(load_halves(block + 2 * (kPanel + at)));
     if constexpr (kKind == Kind::kQ4_K || kKind == Kind::kQ5_K) {
-      scale[r] *= wide_floats(wide_bytes(own + at));
-      minimum[r] = -(wide_halves(block + 2 * (kPanel + at)) * wide_floats(wide_bytes(own + kPanel + at)));
+      unit = unit * converted(load_bytes(own + at));
+      minimum[s] = for_lanes<Format>(-(load_halves(block + 2 * (kPanel + at)) * converted(load_bytes(own + kPanel + at))));
     }
     if constexpr (kKind == Kind::kQ6_K) {
-      second[r] = scale[r] * wide_floats(wide_signed_bytes(own + kPanel + at));
-      scale[r] *= wide_floats(wide_signed_bytes(own + at));
+      second[s] = for_lanes<Format>(unit * converted(load_signed_bytes(own + kPanel + at)));
+      unit = unit * converted(load_signed_bytes(own + at));
     }
+    scale[s] = for_lanes<Format>(unit);
   });
-  const auto value = [&](IntRegister integer, auto r) SPOTWISE_INLINE {
-    if constexpr (kKind == Kind::kQ4_0) integer -= 8;
-    if constexpr (kKind == Kind::kQ6_K) integer -= 32;
-    if constexpr (kHasMinimum) return fused(wide_floats(integer), scale[r], minimum[r]);
-    return wide_floats(integer) * scale[r];
-  };
   for (int first = 0; first < kPartInputs; first += 8) {
     if constexpr (kKind == Kind::kQ6_K) {
-      if (first == kPartInputs / 2) unrolled<2>([&](auto r) SPOTWISE_INLINE { scale[r] = second[r]; });
+      if (first == kPartInputs / 2) unrolled<kSixteens>([&](auto s) SPOTWISE_INLINE { scale[s] = second[s]; });
     }
     unrolled<4>([&](auto pair) SPOTWISE_INLINE {
-      const int input = first + 2 * pair;
-      WideTwo evens, odds;
-      unrolled<2>([&](auto r) SPOTWISE_INLINE {
-        IntRegister even, odd;
-        if constexpr (kKind == Kind::kQ8_0) {
-          even = wide_signed_bytes(numbers + input * kPanel + r * kWidth);
-          odd = wide_signed_bytes(numbers + (input + 1) * kPanel + r * kWidth);
-        } else {
-          const IntRegister both = wide_bytes(numbers + input / 2 * kPanel + r * kWidth);
-          even = both & 15;
-          odd = (IntRegister)((BitRegister)both >> 4);
-        }
-        if constexpr (kShape.further_bits > 0) {
-          constexpr int kBits = kShape.further_bits, kInputs = 8 / kBits, kMask = (1 << kBits) - 1;
-          constexpr int kShift = 2 * std::remove_cvref_t<decltype(pair)>::value % kInputs * kBits;
-          const IntRegister bits = wide_bytes(further + input / kInputs * kPanel + r * kWidth);
-          even |= (kShift < 4 ? bits << (kShift < 4 ? 4 - kShift : 0) : bits >> (kShift < 4 ? 0 : kShift - 4)) & kMask << 4;
-          constexpr int kNext = kShift + kBits;
-          odd |= (kNext < 4 ? bits << (kNext < 4 ? 4 - kNext : 0) : bits >> (kNext < 4 ? 0 : kNext - 4)) & kMask << 4;
-        }
-        evens[r] = value(even, r);
-        odds[r] = value(odd, r);
+      constexpr int kInputs = kShape.further_bits > 0 ? 8 / std::max(1, kShape.further_bits) : 8;  // of a byte of further bits
+      constexpr std::integral_constant<int, 2 * decltype(pair)::value % kInputs> shift{};
+      WideColumns values;
+      unrolled<kSixteens>([&](auto s) SPOTWISE_INLINE {
+        const Halves found = numbers_at<kKind>(numbers + s * kLanes, further + s * kLanes, first + 2 * pair, shift);
+        unrolled<2>([&](auto half) SPOTWISE_INLINE {
+          const Floats &number = found.half[half], &by = scale[s].half[half];
+          values[s].half[half] = kHasMinimum ? fused(number, by, minimum[s].half[half]) : number * by;
+        });
       });
-      put(input, evens, odds);
+      put(first + 2 * pair, values);
     });
   }
 }
@@ -217,12 +313,10 @@ __attribute__((noinline)) void widen_parts(const uint8_t* panel, int first, int 
   constexpr KindShape kShape = shape_of(kKind);
   for (int part = first; part < first + count; part++, out += kPartInputs * kPanel) {
     const uint8_t* block = panel + long(part / kShape.block_parts) * kShape.block_bytes();
-    for (int column = 0; column < kPanel; column += 2 * kWidth) {
-      widen_columns<kKind>(block, part % kShape.block_parts, column, [&](int input, const WideTwo& evens, const WideTwo& odds)
-                           SPOTWISE_INLINE {
-        unrolled<2>([&](auto r) SPOTWISE_INLINE {
-          put_wide<Format>(out, input, column + r * kWidth, evens[r], odds[r]);
-        });
+    for (int column = 0; column < kPanel; column += kSixteens * kLanes) {
+      widen_columns<kKind, Format>(block, part % kShape.block_parts, column, [&](int input, const WideColumns& values)
+                                   SPOTWISE_INLINE {
+        unrolled<kSixteens>([&](auto s) SPOTWISE_INLINE { put_wide<Format>(out, input, column + s * kLanes, values[s]); });
       });
     }
   }
@@ -236,27 +330,31 @@ constexpr bool kFuses = kWidth > 4 && (Format::kPair == 1 || !SPOTWISE_ORDER_AMX
 
 // sums[row] += the products of two inputs' weights with the operands of each row, in the order of `add_products`.
 template <class Format, int kRows>
-SPOTWISE_INLINE inline void add_two(Register even, Register odd, const typename Format::Operand* a, long row_stride, int r,
-                                    WideTwo (&sums)[kRows]) {
-  if constexpr (Format::kPair == 1) {
+SPOTWISE_INLINE inline void add_two(const Halves& both, const typename Format::Operand* a, long row_stride, int sixteen,
+                                    Floats (&sums)[kRows][kSixteens]) {
+  const auto each_row = [&](const auto& body) SPOTWISE_INLINE {
     unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-      sums[row][r] = fused(even, a[row * row_stride] - Register{}, sums[row][r]);
-      sums[row][r] = fused(odd, a[row * row_stride + 1] - Register{}, sums[row][r]);
+      sums[row][sixteen] = body(a + row * row_stride, sums[row][sixteen]);
+    });
+  };
+  if constexpr (Format::kPair == 1) {
+    each_row([&](const float* at, const Floats& sum) SPOTWISE_INLINE {
+      return fused(both.half[1], splat(at[1]), fused(both.half[0], splat(at[0]), sum));
     });
   } else {
 #if SPOTWISE_HAS_DOT
-    const __m512bh pairs = (__m512bh)wide_pairs(even, odd);
-    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
+    const __m512bh pairs = (__m512bh)rounded_pairs(both).part[0];
+    each_row([&](const uint16_t* at, const Floats& sum) SPOTWISE_INLINE {
       int32_t pair;
-      std::memcpy(&pair, a + row * row_stride, sizeof pair);
-      sums[row][r] = (Register)_mm512_dpbf16_ps((__m512)sums[row][r], pairs, (__m512bh)_mm512_set1_epi32(pair));
+      std::memcpy(&pair, at, sizeof pair);
+      return Floats{{(Register)_mm512_dpbf16_ps((__m512)sum.part[0], pairs, (__m512bh)_mm512_set1_epi32(pair))}};
     });
-#else
-    even = (Register)wide_rounded(even);
-    odd = (Register)wide_rounded(odd);
-    unrolled<kRows>([&](auto row) SPOTWISE_INLINE {
-      sums[row][r] = fused(odd, a[row * row_stride + 1] - Register{}, sums[row][r]);
-      sums[row][r] = fused(even, a[row * row_stride] - Register{}, sums[row][r]);
+#elif !SPOTWISE_ORDER_AMX
+    const WidePairs pairs = rounded_pairs(both);
+    const Floats even = floats([&](auto i) SPOTWISE_INLINE { return even_of(pairs.part[i]); });
+    const Floats odd = floats([&](auto i) SPOTWISE_INLINE { return odd_of(pairs.part[i]); });
+    each_row([&](const float* at, const Floats& sum) SPOTWISE_INLINE {
+      return fused(even, splat(at[0]), fused(odd, splat(at[1]), sum));
     });
 #endif
   }
@@ -268,26 +366,26 @@ template <Kind kKind, class Format, int kRows>
 __attribute__((noinline)) void multiply_widening(const typename Format::Operand* a, long row_stride, const uint8_t* panel,
                                                  int inputs, float* out) {
   constexpr KindShape kShape = shape_of(kKind);
-  constexpr int kTwos = kPanel / (2 * kWidth), kBlock = kShape.block_parts;
-  WideTwo totals[kTwos][kRows] = {};
+  constexpr int kTurns = kPanel / (kSixteens * kLanes), kBlock = kShape.block_parts;
+  Floats totals[kTurns][kRows][kSixteens] = {};
   for (int part = 0; part < inputs / kPartInputs; part++) {
     const uint8_t* block = panel + long(part / kBlock) * kShape.block_bytes();
     const auto* values = a + part * kPartInputs;
-    unrolled<kTwos>([&](auto two) SPOTWISE_INLINE {
-      WideTwo sums[kRows];
-      std::memcpy(sums, totals[two], sizeof sums);
-      widen_columns<kKind>(block, part % kBlock, two * 2 * kWidth, [&](int input, const WideTwo& evens, const WideTwo& odds)
-                           SPOTWISE_INLINE {
-        unrolled<2>([&](auto r) SPOTWISE_INLINE {
-          add_two<Format, kRows>(evens[r], odds[r], values + input, row_stride, r, sums);
+    unrolled<kTurns>([&](auto turn) SPOTWISE_INLINE {
+      Floats sums[kRows][kSixteens];
+      std::memcpy(sums, totals[turn], sizeof sums);
+      widen_columns<kKind, Format>(block, part % kBlock, turn * kSixteens * kLanes, [&](int input, const WideColumns& weights)
+                                   SPOTWISE_INLINE {
+        unrolled<kSixteens>([&](auto s) SPOTWISE_INLINE {
+          add_two<Format, kRows>(weights[s], values + input, row_stride, s, sums);
         });
       });
-      std::memcpy(totals[two], sums, sizeof sums);
+      std::memcpy(totals[turn], sums, sizeof sums);
     });
   }
-  for (int two = 0; two < kTwos; two++) {
+  for (int turn = 0; turn < kTurns; turn++) {
     for (int row = 0; row < kRows; row++) {
-      std::memcpy(out + row * kPanel + two * 2 * kWidth, totals[two][row], sizeof totals[two][row]);
+      for (int s = 0; s < kSixteens; s++) store(out + row * kPanel + (turn * kSixteens + s) * kLanes, totals[turn][row][s]);
     }
   }
 }

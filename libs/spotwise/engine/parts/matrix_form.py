@@ -79,7 +79,7 @@ class FolderPanels:
         for piece, own in zip(pieces, places, strict=True):  # a panel has one kind
             columns = np.flatnonzero(own)
             packed = into[columns[0] // PANEL : columns[-1] // PANEL + 1]
-            pack_block_rows(self._kernels, piece, row_of_column[own], packed, form.panel_bytes)
+            pack_block_rows(self._kernels, piece, row_of_column[own], packed, form.panel_bytes, form.dtype)
 
     def _read(self, form: MatrixForm, rows: MatrixRows, own: slice) -> torch.Tensor:
         """Return some rows `[rows, inputs]` of a parameter."""
