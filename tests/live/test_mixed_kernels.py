@@ -72,7 +72,10 @@ def end(process: subprocess.Popen[bytes]) -> None:
 def tokens_of(
     mesh: LiveMesh, victims: list[str], others: dict[str, subprocess.Popen[bytes]]
 ) -> tuple[list[tuple[int, ...]], int]:
-    """Stream greedily, and kill one more worker each time that a share of the tokens has come; return tokens and attempts."""
+    """Stream greedily, and kill one more worker each time that a share of each answer has come; return tokens and attempts.
+
+    Of each: a request without progress between two losses is suspected of them.
+    """
     counts = dict.fromkeys(range(STREAMS), 0)
 
     def kill(name: str) -> None:
@@ -82,14 +85,14 @@ def tokens_of(
             end(others[name])
 
     def reach(tokens: int) -> None:
-        wait_for(lambda: sum(counts.values()) >= tokens, lambda: f"{tokens} tokens, of {sum(counts.values())}")
+        wait_for(lambda: min(counts.values()) >= tokens, lambda: f"{tokens} tokens of each, of {counts}")
 
     async def run() -> list[tuple[str, tuple[int, ...]]]:
         async with mesh.async_client() as client:
 
             async def disturb() -> None:
                 for number, victim in enumerate(victims, start=1):
-                    await asyncio.to_thread(reach, number * STREAMS * NEW_TOKENS // (len(victims) + 1))
+                    await asyncio.to_thread(reach, number * NEW_TOKENS // (len(victims) + 1))
                     await asyncio.to_thread(kill, victim)
 
             disturbing = asyncio.create_task(disturb())
