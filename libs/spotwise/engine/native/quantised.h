@@ -350,9 +350,10 @@ SPOTWISE_INLINE inline void add_two(const Halves& both, const typename Format::O
       return Floats{{(Register)_mm512_dpbf16_ps((__m512)sum.part[0], pairs, (__m512bh)_mm512_set1_epi32(pair))}};
     });
 #elif !SPOTWISE_ORDER_AMX
-    const WidePairs pairs = rounded_pairs(both);
-    const Floats even = floats([&](auto i) SPOTWISE_INLINE { return even_of(pairs.part[i]); });
-    const Floats odd = floats([&](auto i) SPOTWISE_INLINE { return odd_of(pairs.part[i]); });
+    const auto rounded = [](const Floats& v) SPOTWISE_INLINE {
+      return floats([&](auto i) SPOTWISE_INLINE { return (Register)wide_rounded(v.part[i]); });
+    };
+    const Floats even = rounded(every_second<0>(both)), odd = rounded(every_second<1>(both));
     each_row([&](const float* at, const Floats& sum) SPOTWISE_INLINE {
       return fused(even, splat(at[0]), fused(odd, splat(at[1]), sum));
     });
