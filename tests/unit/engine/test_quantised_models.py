@@ -105,6 +105,16 @@ def test_tokens_in_bfloat16_are_those_of_the_widened_weights(name: str, tmp_path
     assert tokens_of(Engine.load(config(blocks, "bfloat16", weights="widen"))) == expected
 
 
+@pytest.mark.parametrize("weights", ["keep", "widen"])
+@pytest.mark.parametrize("is_mapped", [False, True], ids=["written", "mapped"])
+def test_tokens_are_the_same_from_a_file_that_processes_share(weights: str, is_mapped: bool, tmp_path: Path) -> None:
+    """Of the first process, which writes it, and of the next."""
+    blocks, widened = folders(tmp_path, MODELS["Q4_1"], is_tied=True)
+    shared = config(blocks, "bfloat16", weights=weights, shared_weights=tmp_path / "weights")
+    engines = [Engine.load(shared) for _ in range(1 + is_mapped)]
+    assert tokens_of(engines[-1]) == tokens_of(Engine.load(config(widened, "bfloat16")))
+
+
 def test_a_folder_has_the_blocks_of_the_file(tmp_path: Path) -> None:
     """As many bytes, the rows in transformers' order; what is of another kind is said once, and widened."""
     with capture_logs() as logs:

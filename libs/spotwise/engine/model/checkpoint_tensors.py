@@ -127,6 +127,7 @@ class CheckpointTensors:
         for inner, part in module.named_modules():
             self.fill_own(".".join(filter(None, (path, inner))), part)
 
+    @torch.inference_mode(mode=False)  # else a parameter could not be given a file's memory
     def fill_own(self, path: str, module: torch.nn.Module) -> None:
         """Do so without what is within it."""
         for name, parameter in list(module._parameters.items()):

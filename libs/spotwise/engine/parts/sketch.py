@@ -94,6 +94,7 @@ def _fill_buffers(model: Any, tensors: CheckpointTensors) -> None:
                 module._buffers[name] = tensors.read(f"{path}.{name}".lstrip("."))
 
 
+@torch.inference_mode(mode=False)  # as `CheckpointTensors.fill_own`
 def _fill_parameters(model: Any, tensors: CheckpointTensors) -> None:
     for name, parameter in list(model.named_parameters(remove_duplicate=False)):
         path, _, own = name.rpartition(".")
