@@ -29,7 +29,7 @@ def test_an_interrupted_benchmark_leaves_no_folder(home: Path) -> None:
 def test_the_folder_of_a_killed_benchmark_goes_with_the_next_start(home: Path) -> None:
     """Not one that failed, whose logs are kept, nor one that runs, nor a mesh's."""
     ended = next(pid for pid in range(4_000_000, 5_000_000) if not Path(f"/proc/{pid}").exists())
-    kept = [f"bench-mesh-{os.getpid()}-7", "default"]
+    kept = [f"bench-mesh-{os.getpid()}-1000000", "default"]  # this process makes some before and after it
     for name in (f"bench-mesh-{ended}-0", *kept):
         (home / name).mkdir(parents=True)
     with pytest.raises(ValueError, match="it failed"), own_run_folder("mesh") as failed:
