@@ -21,6 +21,7 @@ from spotwise.engine.model.loading import EngineConfig
 from spotwise.engine.native.exchange import GroupBrokenError
 from spotwise.engine.native.library import Kernels
 from spotwise.engine.native.shard import Shard
+from spotwise.engine.parts import weight_store
 from spotwise.engine.parts.group_place import GroupPlace
 from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm, MatrixRows
 from spotwise.engine.parts.weight_flow import WeightFlow
@@ -96,6 +97,17 @@ def same(ours: Sequence[np.ndarray], theirs: Sequence[np.ndarray]) -> bool:
 
 def whole_part(store: WeightStore) -> Engine:
     return Engine.load_part(store, GroupPlace(Shard(), 1))
+
+
+def test_panels_go_between_processes_with_the_same_kernels_only(
+    best_kernels: Kernels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another version may lay them out in another way."""
+    folder = save_model(llama_config(), tmp_path / "model")
+    layout = store_of(folder, native=True).layout
+    assert store_of(folder, native=True).layout == layout
+    monkeypatch.setattr(weight_store, "sources_fingerprint", lambda: "another version")
+    assert store_of(folder, native=True).layout != layout
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -23,6 +23,7 @@ from spotwise.engine.forward.native_attention import can_attend
 from spotwise.engine.forward.rewriting import TRIAL_BLOCKS, FusionTrial, LayerCalls
 from spotwise.engine.kv.cache import PagedKvCache
 from spotwise.engine.model.loading import EngineConfig, resolve
+from spotwise.engine.native.build import sources_fingerprint
 from spotwise.engine.native.library import LANES, PANEL, Kernels, load_kernels
 from spotwise.engine.native.packed import PackedWeight
 from spotwise.engine.parts.matrix_form import FolderPanels, MatrixForm
@@ -71,11 +72,11 @@ class ModelStructure:
         cache = PagedKvCache(facts.geometry, TRIAL_BLOCKS, config.block_size, facts.kv_dtype, torch.device("cpu"))
         is_native = config.native and can_attend(cache) and sketch.model.dtype is cache.dtype
         kernels = load_kernels() if is_native else None
-        matrices = ModelMatrices.of(sketch, packs=kernels is not None, keeps=config.weights == "keep")
+        keeps = config.weights == "keep"
+        matrices = ModelMatrices.of(sketch, packs=kernels is not None, keeps=keeps)
         calls = LayerCalls.of(sketch.model, find_layers(sketch.model, facts)[1], facts)
         forms = {form.name: form for form in matrices.all()}
-        keeps, layout = config.weights == "keep", _layout_of(sketch, forms, kernels)
-        return cls(sketch, matrices, forms, kernels, calls, cache, keeps, layout)
+        return cls(sketch, matrices, forms, kernels, calls, cache, keeps, _layout_of(sketch, forms, kernels))
 
     def skeleton(self) -> Any:
         """Return a model of its own for a part: modules without matrices."""
@@ -108,7 +109,7 @@ class ModelStructure:
 
 
 def _layout_of(sketch: Sketch, forms: Mapping[str, MatrixForm], kernels: Kernels | None) -> int:
-    form = "torch" if kernels is None else "panels"  # the same for all kinds of processor
+    form = "torch" if kernels is None else f"panels {sources_fingerprint()}"  # the same for all kinds of processor
     facts = f"{sketch.facts.digest} {sketch.model.dtype} {form} {PANEL} {LANES}"
     matrices = [(form.name, form.inputs, form.panels, form.is_packed, form.kinds) for form in forms.values()]
     return xxhash.xxh3_64_intdigest(f"{facts} {matrices}".encode())
