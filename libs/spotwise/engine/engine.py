@@ -119,7 +119,7 @@ class Engine:
         self._adapters.try_each(facts, cache, self._probe)
         if self.fused_layers:
             probe = self._layout.lay_out([probe_row(facts, cache)], last_only=False)
-            self._decoder = FusedDecoder.of(own, model, self._attention, probe) or own
+            self._decoder = FusedDecoder.of(own, self._attention, probe) or own
         if kernels is None and capture is not None:
             self.graphs = DecodeGraphs(cache, self._attention, self._compute, capture, facts.context_length)
 

@@ -58,7 +58,7 @@ class ModelDecoder:
     """
 
     def __init__(self, model: Any, head_input: HeadInput) -> None:
-        self._model = model
+        self.model = model
         self._keeps_logits = "logits_to_keep" in inspect.signature(model.forward).parameters
         self.head_input = head_input
 
@@ -68,7 +68,7 @@ class ModelDecoder:
         """
         is_read = self.head_input.is_read
         options = {"logits_to_keep": keep} if self._keeps_logits and not is_read else {}
-        output = self._model(input_ids=token_ids, position_ids=position_ids, use_cache=False, **options)
+        output = self.model(input_ids=token_ids, position_ids=position_ids, use_cache=False, **options)
         logits: torch.Tensor = output.logits[0]
         return logits if self._keeps_logits or is_read else logits[keep]
 
@@ -91,15 +91,15 @@ class FusedDecoder:
 
     @classmethod
     @torch.inference_mode()
-    def of(cls, own: ModelDecoder, model: Any, context: NativeAttention, probe: FlatBatch[NativePlan]) -> Self | None:
-        """Return what computes `model`'s logits; `None` where it has other parts, or the trial other bits.
+    def of(cls, own: ModelDecoder, context: NativeAttention, probe: FlatBatch[NativePlan]) -> Self | None:
+        """Return what computes a model's logits; `None` where it has other parts, or the trial other bits.
 
         Args:
-            own: the code of `model`.
-            model: rewritten; its attention context is `context`.
+            own: the code of the model, which is rewritten; its attention context is `context`.
             context: its cache is still free: the trial overwrites the probe's blocks.
             probe: rows whose logits are compared.
         """
+        model = own.model
         base, head = getattr(model, "model", None), model.get_output_embeddings()
         if base is None or head is None or {name for name, _ in base.named_children()} != _PARTS:
             return None

@@ -87,12 +87,17 @@ def expected_numerics(config: EngineConfig) -> Numerics:
     where the device does not exist, or `SPOTWISE_KERNEL_ORDER` names no order.
     """
     device, dtype = resolve(config)
-    is_native = config.native and device.type == "cpu" and dtype in FORMATS and load_kernels() is not None
+    is_native = computes_natively(config, device, dtype)
     try:
         quantisation = Quantization(read_config(config.model_dir)).format
     except ModelError:  # which loading will raise
         quantisation = ""
     return numerics_of(torch.empty(0, dtype=dtype, device=device), 1 if is_native else None, 1, quantisation)
+
+
+def computes_natively(config: EngineConfig, device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether the native kernels compute a model on a device in a dtype, if they support its attention."""
+    return config.native and device.type == "cpu" and dtype in FORMATS and load_kernels() is not None
 
 
 def read_model_config(config: EngineConfig) -> Any:

@@ -14,9 +14,8 @@ import torch
 from spotwise.engine.model.checkpoint import read_config
 from spotwise.engine.model.checkpoint_tensors import CheckpointTensors
 from spotwise.engine.model.compatibility import ModelFacts
-from spotwise.engine.model.loading import EngineConfig, load_model, resolve, warn_of_limits
+from spotwise.engine.model.loading import EngineConfig, computes_natively, load_model, resolve, warn_of_limits
 from spotwise.engine.model.quantization import Quantization
-from spotwise.engine.native.library import FORMATS, load_kernels
 from spotwise.engine.parts.sketch import sketch_model
 
 _log = structlog.get_logger(__name__)
@@ -32,8 +31,7 @@ def load_whole(config: EngineConfig) -> tuple[Any, ModelFacts, CheckpointTensors
     device, dtype = resolve(config)
     sketch = sketch_model(config)
     warn_of_limits(sketch.facts)
-    is_native = config.native and device.type == "cpu" and dtype in FORMATS and load_kernels() is not None
-    if config.weights == "keep" and is_native:
+    if config.weights == "keep" and computes_natively(config, device, dtype):
         return sketch.model, sketch.facts, sketch.tensors
     if config.weights == "keep":
         _log.warning("weights_widened", reason="only the native kernels of CPUs, in float32 and bfloat16, read blocks")
