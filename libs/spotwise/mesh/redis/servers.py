@@ -4,6 +4,7 @@ that loads, is demoted or has lost its primary are retried, at the server that S
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import redis
@@ -29,30 +30,38 @@ _SENTINEL_TIMEOUT_S = 0.5
 _FAILOVER_RETRIES = 20
 
 
-class _ClosedIsLost:
-    """Makes a lost connection, which is retried, of uvloop's error for a transport that was closed before it is written to."""
+class _MendedSends:
+    """Makes a lost connection, which is retried, of uvloop's error for a transport that was closed before it is written to.
+    Raises a cancellation that arrives while a command is sent: redis-py sends by `asyncio.wait_for`, which before Python 3.12 drops
+    a cancellation where what it waits for is done, so that a time limit around a call would never end it.
+    """
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        task = asyncio.current_task()
+        cancelled_before = task.cancelling() if task is not None else 0
         try:
             await super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
         except RuntimeError as error:
             if "closed" not in str(error):
                 raise
             raise RedisConnectionError(f"the connection is lost: {error}") from error
+        if task is not None and task.cancelling() > cancelled_before:
+            await self.disconnect(nowait=True)  # type: ignore[attr-defined]  # the next user would read this command's answer
+            raise asyncio.CancelledError
 
 
-class _ServerConnection(_ClosedIsLost, Connection):
+class _ServerConnection(_MendedSends, Connection):
     pass
 
 
-class _TlsConnection(_ClosedIsLost, SSLConnection):
+class _TlsConnection(_MendedSends, SSLConnection):
     pass
 
 
-_CLOSED_IS_LOST: dict[type, type] = {Connection: _ServerConnection, SSLConnection: _TlsConnection}
+_MENDED: dict[type, type] = {Connection: _ServerConnection, SSLConnection: _TlsConnection}
 
 
-class _PrimaryConnection(_ClosedIsLost, SentinelManagedConnection):
+class _PrimaryConnection(_MendedSends, SentinelManagedConnection):
     """A connection to the primary of the moment; redis-py's own repeats a command at the server that it was first named."""
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
@@ -124,7 +133,7 @@ def _of_server(url: str, tls: PlaneTls | None) -> Redis:
         **_certificates(url, tls),
     )
     pool = client.connection_pool
-    pool.connection_class = _CLOSED_IS_LOST.get(pool.connection_class, pool.connection_class)
+    pool.connection_class = _MENDED.get(pool.connection_class, pool.connection_class)
     return client
 
 

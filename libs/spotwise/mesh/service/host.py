@@ -350,7 +350,8 @@ class ServiceHost:
         """Send what is pending, then LEFT, so that peers need not wait for the heartbeat time-out."""
         self._work.ends()
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._outbox.emptied(), timeout=2.0)
+            async with asyncio.timeout(2.0):
+                await self._outbox.emptied()
         await self._work.end()
         # The bus may have other users, and a member that has left must receive nothing.
         for subscription in self._subscriptions:
