@@ -45,15 +45,19 @@ def undisturbed(mesh: LiveMesh) -> dict[str, Answer]:
 
 
 async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any) -> Answer:
-    """Stream a completion; each time that its first choice has so many tokens, move all choices to the other worker."""
+    """Stream a completion; once each choice has so many tokens, and earlier moves have ended, move all choices there or back:
+    to the worker that the first was not on, or was on.
+    """
     answer, left = Answer(), [*move_after]
     addresses = MeshAddresses(mesh.state.nats_url, mesh.state.redis_url)
     moves: list[asyncio.Task[list[MoveEnded]]] = []
 
     def move_if_due() -> None:
-        if left and len(answer.token_ids.get(0, ())) >= left[0]:
+        tokens = [len(each) for each in answer.token_ids.values()]
+        if left and len(tokens) == body.get("n", 1) and min(tokens) >= left[0] and all(move.done() for move in moves):
             left.pop(0)
-            moves.append(asyncio.create_task(_to_the_other(addresses, answer.request_id)))
+            back_to = moves[-1].result()[0].worker_id if moves else ""
+            moves.append(asyncio.create_task(_to_the_other(addresses, answer.request_id, back_to)))
 
     async with mesh.async_client() as client:
         await ask(client, body, answer, on_chunk=move_if_due)
@@ -65,8 +69,10 @@ async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any)
     return answer
 
 
-async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveEnded]:
-    """Move the first choice to the worker that it is not on, and the others along."""
+async def _to_the_other(addresses: MeshAddresses, request_id: str, target: str = "") -> list[MoveEnded]:
+    """Move the first choice to the target, or, where none is named, to the worker that it is not on, and the others along."""
+    if target:
+        return await move_request(addresses, request_id, target)
     store = await RedisStore.connect(addresses.redis_url)
     try:
         holders = await choices_to_move(store, request_id)

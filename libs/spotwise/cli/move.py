@@ -64,7 +64,7 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
                 raise CommandError(f"no choice of {request_id!r} runs on a worker; only running requests can be moved")
             bus = await connect_bus(mesh.nats_url, "spotwise-move")
             stack.push_async_callback(bus.close)
-            return await order_moves(bus, holders, worker)
+            return await move_choices(store, bus, request_id, holders, worker)
     except MeshError as error:
         raise CommandError(str(error)) from error
 
@@ -94,6 +94,33 @@ def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
         elif entry.stage in ("completed", "attempt_lost"):
             holders.pop(entry.choice_id, None)
     return holders
+
+
+async def move_choices(
+    store: MeshStore, bus: MessageBus, request_id: str, holders: dict[str, tuple[int, str]], worker: str
+) -> list[MoveEnded]:
+    """`order_moves`, and once more for those refused that have moved on: the ledger was behind when their order was sent."""
+    ended = {each.choice_id: each for each in await order_moves(bus, holders, worker)}
+    refused = {each: holders[each] for each in ended if ended[each].outcome is MoveOutcome.REFUSED}
+    if moved_on := await _moved_on(store, request_id, refused):
+        ended |= {each.choice_id: each for each in await order_moves(bus, moved_on, worker)}
+    return [*ended.values()]
+
+
+async def _moved_on(
+    store: MeshStore, request_id: str, refused: dict[str, tuple[int, str]]
+) -> dict[str, tuple[int, str]]:
+    """Return where choices run that have left the worker that refused their move, as soon as the ledger shows any."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_LEDGER_DELAY_S):
+            while refused:
+                running = running_choices(await store.get_ledger(request_id))
+                if moved_on := {
+                    each: running[each] for each in refused if running.get(each, refused[each]) != refused[each]
+                }:
+                    return moved_on
+                await asyncio.sleep(0.05)
+    return {}
 
 
 async def order_moves(bus: MessageBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 
 import pytest
 
-from spotwise.cli.move import choices_to_move, order_moves, running_choices
+from spotwise.cli.move import choices_to_move, move_choices, order_moves, running_choices
 from spotwise.core.messages.mesh import LedgerEntry
 from spotwise.core.messages.worker import MoveEnded, MoveOutcome, MoveRequest
 from spotwise.mesh.ports.ports import BusMessage
@@ -90,3 +91,34 @@ def test_answers_to_another_command_are_not_its_own() -> None:
             await worker.close()
 
     assert [each.choice_id for each in asyncio.run(moved())] == ["r", "r#1"]
+
+
+def test_a_choice_that_moved_meanwhile_is_asked_of_its_new_worker() -> None:
+    """The ledger tells of a move once a heartbeat; what it still shows at the old worker is refused there."""
+
+    async def moved() -> list[MoveEnded]:
+        store, broker = MemoryStore(), MemoryBroker()
+        bus, workers = MemoryBus(broker), MemoryBus(broker)
+        await store.append_ledger(ASSIGNED)
+
+        async def move(raw: BusMessage, worker_id: str) -> None:
+            order = decode(raw.payload)
+            assert isinstance(order, MoveRequest)
+            outcome = MoveOutcome.MOVED if worker_id == "token-1" else MoveOutcome.REFUSED
+            ended = MoveEnded(order.choice_id, order.epoch, worker_id, order.target_id, outcome)
+            await workers.publish(subjects.inbox_from(MeshRole.WORKER, order.sender_id), encode(ended))
+
+        for each in ("token-0", "token-1"):
+            await workers.subscribe(
+                subjects.inbox_from(MeshRole.OPERATOR, each), functools.partial(move, worker_id=each)
+            )
+        order = asyncio.create_task(move_choices(store, bus, "r", {"r": (1, "token-0")}, "token-2"))
+        await asyncio.sleep(0.1)
+        await store.append_ledger(*MOVED)
+        try:
+            return await order
+        finally:
+            await bus.close()
+            await workers.close()
+
+    assert [(each.worker_id, each.outcome) for each in asyncio.run(moved())] == [("token-1", MoveOutcome.MOVED)]

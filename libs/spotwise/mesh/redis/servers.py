@@ -32,8 +32,8 @@ _FAILOVER_RETRIES = 20
 
 class _MendedSends:
     """Makes a lost connection, which is retried, of uvloop's error for a transport that was closed before it is written to.
-    Raises a cancellation that arrives while a command is sent: redis-py sends by `asyncio.wait_for`, which before Python 3.12 drops
-    a cancellation where what it waits for is done, so that a time limit around a call would never end it.
+    Raises a cancellation that arrives while a command is sent: redis-py sends by `asyncio.wait_for`, which before Python 3.12
+    drops a cancellation where what it waits for is done, so that a time limit around a call would never end it.
     """
 
     async def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
