@@ -62,6 +62,21 @@ async def test_a_primary_that_is_demoted_is_left(servers: RedisServers, store: R
     assert incarnation > 1
 
 
+async def test_a_time_limit_ends_calls_that_ask_sentinels(store: RedisStore) -> None:
+    """As `test_a_time_limit_ends_calls_wherever_it_finds_them`, with connections that are made anew for each call."""
+    ended = 0
+    for attempt in range(200):
+        try:
+            async with asyncio.timeout(0.001 + attempt * 0.00002):
+                while (task := asyncio.current_task()) is not None and not task.cancelling():
+                    await store._redis.connection_pool.disconnect()
+                    await store.get_ledger("r")
+        except TimeoutError:
+            ended += 1
+    assert ended == 200
+    assert await store.get_ledger("r") == []
+
+
 async def _load(store: RedisStore, put: list[int]) -> None:
     """Write record after record and read it back, for ever; a call that fails raises."""
     for number in itertools.count(1):

@@ -132,9 +132,13 @@ def _of_server(url: str, tls: PlaneTls | None) -> Redis:
         retry_on_error=[RedisConnectionError, RedisTimeoutError],
         **_certificates(url, tls),
     )
+    _mend(client)
+    return client
+
+
+def _mend(client: Redis) -> None:
     pool = client.connection_pool
     pool.connection_class = _MENDED.get(pool.connection_class, pool.connection_class)
-    return client
 
 
 def _of_primary(url: SentinelUrl) -> Redis:
@@ -146,6 +150,8 @@ def _of_primary(url: SentinelUrl) -> Redis:
             "retry": Retry(EqualJitterBackoff(), 0),  # the next sentinel is asked instead
         },
     )
+    for client in sentinel.sentinels:
+        _mend(client)
     primary: Redis = sentinel.master_for(
         url.primary_name,
         connection_pool_class=_PrimaryPool,
