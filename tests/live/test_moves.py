@@ -56,8 +56,11 @@ async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any)
         tokens = [len(each) for each in answer.token_ids.values()]
         if left and len(tokens) == body.get("n", 1) and min(tokens) >= left[0] and all(move.done() for move in moves):
             left.pop(0)
-            back_to = moves[-1].result()[0].worker_id if moves else ""
-            moves.append(asyncio.create_task(_to_the_other(addresses, answer.request_id, back_to)))
+            if moves:
+                order = move_request(addresses, answer.request_id, moves[-1].result()[0].worker_id)
+            else:
+                order = _to_the_other(addresses, answer.request_id)
+            moves.append(asyncio.create_task(order))
 
     async with mesh.async_client() as client:
         await ask(client, body, answer, on_chunk=move_if_due)
@@ -69,10 +72,8 @@ async def moved_stream(mesh: LiveMesh, move_after: tuple[int, ...], **body: Any)
     return answer
 
 
-async def _to_the_other(addresses: MeshAddresses, request_id: str, target: str = "") -> list[MoveEnded]:
-    """Move the first choice to the target, or, where none is named, to the worker that it is not on, and the others along."""
-    if target:
-        return await move_request(addresses, request_id, target)
+async def _to_the_other(addresses: MeshAddresses, request_id: str) -> list[MoveEnded]:
+    """Move the first choice to the worker that it is not on, and the others along."""
     store = await RedisStore.connect(addresses.redis_url)
     try:
         holders = await choices_to_move(store, request_id)

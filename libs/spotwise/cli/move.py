@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+from collections.abc import Callable
 from typing import Annotated
 
 import typer
@@ -27,6 +28,8 @@ from spotwise.wire.roles import MeshRole
 _ANSWER_TIMEOUT_S = 60.0
 #: Members write ledgers once a heartbeat: a request that has just begun, or lost its attempt, is in them after so long.
 _LEDGER_DELAY_S = 1.0
+#: By a choice's id, its epoch and the worker that it runs on.
+Holders = dict[str, tuple[int, str]]
 
 
 def move(
@@ -69,22 +72,32 @@ async def move_request(mesh: MeshAddresses, request_id: str, worker: str) -> lis
         raise CommandError(str(error)) from error
 
 
-async def choices_to_move(store: MeshStore, request_id: str) -> dict[str, tuple[int, str]]:
+async def choices_to_move(store: MeshStore, request_id: str) -> Holders:
     """Return `running_choices` of a request, once its ledger has any, or says that it ended; empty where it never does."""
+
+    def found(ledger: list[LedgerEntry]) -> Holders | None:
+        holders = running_choices(ledger)
+        return holders if holders or any(entry.stage == "completed" for entry in ledger) else None
+
+    return await _once_shown(store, request_id, found)
+
+
+async def _once_shown(
+    store: MeshStore, request_id: str, found: Callable[[list[LedgerEntry]], Holders | None]
+) -> Holders:
+    """Return what `found` finds in a request's ledger, as soon as it is not `None`; empty after `_LEDGER_DELAY_S`."""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(_LEDGER_DELAY_S):
             while True:
-                ledger = await store.get_ledger(request_id)
-                holders = running_choices(ledger)
-                if holders or any(entry.stage == "completed" for entry in ledger):
+                if (holders := found(await store.get_ledger(request_id))) is not None:
                     return holders
                 await asyncio.sleep(0.05)
     return {}
 
 
-def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
+def running_choices(ledger: list[LedgerEntry]) -> Holders:
     """Return, by id, the epoch and the worker of each choice that has neither ended nor lost its attempt."""
-    holders: dict[str, tuple[int, str]] = {}
+    holders: Holders = {}
     for entry in ledger:
         facts = dict(entry.facts)
         if entry.stage == "assigned":
@@ -97,33 +110,22 @@ def running_choices(ledger: list[LedgerEntry]) -> dict[str, tuple[int, str]]:
 
 
 async def move_choices(
-    store: MeshStore, bus: MessageBus, request_id: str, holders: dict[str, tuple[int, str]], worker: str
+    store: MeshStore, bus: MessageBus, request_id: str, holders: Holders, worker: str
 ) -> list[MoveEnded]:
     """`order_moves`, and once more for those refused that have moved on: the ledger was behind when their order was sent."""
     ended = {each.choice_id: each for each in await order_moves(bus, holders, worker)}
     refused = {each: holders[each] for each in ended if ended[each].outcome is MoveOutcome.REFUSED}
-    if moved_on := await _moved_on(store, request_id, refused):
-        ended |= {each.choice_id: each for each in await order_moves(bus, moved_on, worker)}
+
+    def moved_on(ledger: list[LedgerEntry]) -> Holders | None:
+        running = running_choices(ledger)
+        return {each: running[each] for each in refused if running.get(each, refused[each]) != refused[each]} or None
+
+    if refused and (elsewhere := await _once_shown(store, request_id, moved_on)):
+        ended |= {each.choice_id: each for each in await order_moves(bus, elsewhere, worker)}
     return [*ended.values()]
 
 
-async def _moved_on(
-    store: MeshStore, request_id: str, refused: dict[str, tuple[int, str]]
-) -> dict[str, tuple[int, str]]:
-    """Return where choices run that have left the worker that refused their move, as soon as the ledger shows any."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(_LEDGER_DELAY_S):
-            while refused:
-                running = running_choices(await store.get_ledger(request_id))
-                if moved_on := {
-                    each: running[each] for each in refused if running.get(each, refused[each]) != refused[each]
-                }:
-                    return moved_on
-                await asyncio.sleep(0.05)
-    return {}
-
-
-async def order_moves(bus: MessageBus, holders: dict[str, tuple[int, str]], worker: str) -> list[MoveEnded]:
+async def order_moves(bus: MessageBus, holders: Holders, worker: str) -> list[MoveEnded]:
     """Order the moves of choices, by id with epoch and worker, and return how each ended; see `move_request`."""
     own_id = subjects.operator_id(os.getpid())
     answers: asyncio.Queue[MoveEnded] = asyncio.Queue()
